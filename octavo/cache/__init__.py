@@ -1,0 +1,1 @@
+"""How remembered things are found again: tables, prefix index, checkpoints, eviction. Torch-free."""

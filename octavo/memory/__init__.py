@@ -1,0 +1,1 @@
+"""Where remembered things are put: slabs, pages, buckets. Knows bytes only. Torch-free."""

@@ -1,0 +1,1 @@
+"""Which tokens run next. Torch-free, clock-free, without I/O."""

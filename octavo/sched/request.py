@@ -1,0 +1,67 @@
+"""One request from arrival to its last token.
+
+Owns its tokens, its state and why it ended. Knows no pages, no clock and no text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from octavo.base import ConfigError
+from octavo.sched.sampling import SamplingParams
+
+
+class RequestState(StrEnum):
+    """Where a request is."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class FinishReason(StrEnum):
+    """Why a request ended, in the words of the OpenAI API."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+@dataclass(eq=False, kw_only=True)
+class Request:
+    """One prompt being continued.
+
+    eos_token_ids: ids that end it unless ``params.ignore_eos``.
+    cache_salt: requests with different salts never share cached bytes.
+    marks: positions in the prompt worth a resume point, known to the application.
+    num_cached_tokens: tokens the prefix cache spared at first admission. num_preemptions: times it lost its pages.
+    """
+
+    request_id: str
+    prompt_token_ids: Sequence[int]
+    params: SamplingParams
+    eos_token_ids: frozenset[int] = frozenset()
+    priority: int = 0
+    cache_salt: str = ""
+    marks: tuple[int, ...] = ()
+    state: RequestState = RequestState.WAITING
+    output_token_ids: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+
+    def __post_init__(self) -> None:
+        if len(self.prompt_token_ids) == 0:
+            raise ConfigError(f"request {self.request_id}: the prompt is empty; give at least one token")
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens known: prompt and output."""
+        return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def finished(self) -> bool:
+        """True once it has a finish reason."""
+        return self.state is RequestState.FINISHED

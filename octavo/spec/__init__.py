@@ -1,0 +1,1 @@
+"""What a model's layers remember, and for how long. Torch-free."""
