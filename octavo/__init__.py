@@ -1,0 +1,38 @@
+"""octavo: long-context inference on a hybrid KV cache manager.
+
+Owns the public names. ``LLM`` and its outputs are loaded when first touched, so that ``import octavo`` needs no torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from octavo.base import CapacityError, ConfigError, OctavoError, UnsupportedError
+from octavo.sched.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from octavo.engine.llm import LLM
+    from octavo.engine.outputs import CompletionOutput, RequestOutput
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "LLM",
+    "CapacityError",
+    "CompletionOutput",
+    "ConfigError",
+    "OctavoError",
+    "RequestOutput",
+    "SamplingParams",
+    "UnsupportedError",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "LLM":
+        return import_module("octavo.engine.llm").LLM
+    if name in ("CompletionOutput", "RequestOutput"):
+        return getattr(import_module("octavo.engine.outputs"), name)
+    raise AttributeError(f"module 'octavo' has no attribute {name!r}")

@@ -1,0 +1,1 @@
+"""The command line. Imports torch only inside the commands that need it."""

@@ -1,0 +1,1 @@
+"""From text to text: the engine around scheduler and runner, and the Python API."""
