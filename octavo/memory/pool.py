@@ -1,0 +1,484 @@
+"""The page pool: which pages of the arena are free, held, cached or in flight.
+
+Owns ``PagePool``. Knows bytes and pages only: no tokens, no groups, no kinds, no tables, no tensors. It never decides what to
+evict and never copies a byte: callers reclaim cached pages, and carry out the moves that ``compact`` returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from octavo.base import ceil_div
+from octavo.memory.layout import ArenaLayout
+
+Pages = npt.NDArray[np.int32]
+Ids = npt.NDArray[np.int64]
+
+_NO_ROOM = np.iinfo(np.int32).max
+_NO_BUCKET = -1
+
+
+class PageState(IntEnum):
+    """What a page is. FREE is 0, so that the first free page of a slab is its first minimum."""
+
+    FREE = 0
+    HELD = 1
+    CACHED = 2
+    LIMBO = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """Pages of one bucket by state. ``free`` counts pages in slabs that the bucket has, not in free slabs."""
+
+    free: int
+    cached: int
+    held: int
+    limbo: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Moves:
+    """What ``compact`` decided: page ``sources[i]`` now lives at ``targets[i]``, ``units`` arena units each."""
+
+    bucket: int
+    sources: Pages
+    targets: Pages
+    units: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PoolSnapshot:
+    """The pool for a viewer: read-only views that change as the pool does.
+
+    slab_bucket: int32 [slabs], -1 where a slab is free. states: uint8 ``PageState`` [slabs, widest slab]; only the first
+    ``pages_per_slab(bucket)`` of a row are pages.
+    """
+
+    slab_bucket: npt.NDArray[np.int32]
+    states: npt.NDArray[np.uint8]
+
+
+class PagePool:
+    """Slab allocator over one arena.
+
+    A page *is* its unit offset (int32). The arena is cut into equal slabs. A slab is either on the common free list or belongs
+    to one page-size bucket and holds ``pages_per_slab`` pages of it; it returns to the free list the moment its last page is
+    freed, so every byte can serve every bucket, and no page size is decided for good.
+
+    States of a page::
+
+        free   --allocate-->  held                     one reference
+        held   --retain/release-->  held               while references > 0
+        held   --release-->  cached                    no reference left, the prefix index uses it (keep)
+        cached --retain-->  held                       a prefix hit
+        held   --release-->  free | limbo              no reference and no use left; limbo where a step is named
+        cached --drop-->  free | limbo                 evicted
+        limbo  --retire-->  free                       the step's receipt has arrived, nobody reads the bytes any more
+
+    Allocation takes from the fullest slab that has a free page (lowest address among equals), and a new slab only when the
+    bucket has no free page: nearly empty slabs are left to drain and become free by themselves, which is what keeps
+    fragmentation low without moving anything. What fragmentation remains ``compact`` undoes, one slab at a time. Because it
+    can always do so, ``fits`` may count pages instead of slabs and is exact (up to pages in limbo, which stay where they are
+    until their step is retired).
+
+    Pinned pages never move, and must keep a reference or a use while pinned: whoever pins also retains.
+
+    Bookkeeping is arithmetic: page -> (slab, index in slab) -> row in numpy arrays of references, uses, pins and states. All
+    operations are vectorised; arrays may hold pages of several buckets. A call that raises has changed nothing.
+    """
+
+    def __init__(self, layout: ArenaLayout) -> None:
+        self.layout = layout
+        slabs, buckets = layout.num_slabs, len(layout.page_units)
+        self._per_slab = [layout.pages_per_slab(bucket) for bucket in range(buckets)]
+        self._width = max(self._per_slab)
+        self._states = np.zeros((slabs, self._width), np.uint8)
+        self._flat_states = self._states.reshape(-1)
+        self._references = np.zeros(slabs * self._width, np.int32)
+        self._uses = np.zeros(slabs * self._width, np.int32)
+        self._pins = np.zeros(slabs * self._width, np.int32)
+        self._pinned: Ids = np.zeros(0, np.int64)
+        self._limbo: list[tuple[int, Ids]] = []
+        self._counts = np.zeros((buckets, len(PageState)), np.int64)
+        self._slab_bucket = np.full(slabs, _NO_BUCKET, np.int32)
+        self._slab_pages = np.zeros(slabs, np.int64)
+        self._slab_page_units = np.ones(slabs, np.int64)
+        self._used = np.zeros(slabs, np.int64)
+        # Free pages by bucket and slab where a slab is partly used, else _NO_ROOM: the fullest slab is the first minimum.
+        self._room = np.full((buckets, slabs), _NO_ROOM, np.int32)
+        self._free_slabs = np.arange(slabs - 1, -1, -1, dtype=np.int64)
+        self._num_free_slabs = slabs
+
+    # ---------------------------------------------------------------------------------------------------------- questions
+
+    @property
+    def free_slabs(self) -> int:
+        """Slabs that no bucket has."""
+        return self._num_free_slabs
+
+    def counts(self, bucket: int) -> Counts:
+        """Pages of a bucket by state. O(1)."""
+        free, held, cached, limbo = self._counts[bucket].tolist()
+        return Counts(free=free, cached=cached, held=held, limbo=limbo)
+
+    def ready(self, wanted: Sequence[int]) -> bool:
+        """Whether ``allocate`` can serve ``wanted[bucket]`` pages of every bucket now, without reclaim or compaction."""
+        free = self._counts[:, PageState.FREE].tolist()
+        slabs = 0
+        for want, have, per_slab in zip(wanted, free, self._per_slab, strict=True):
+            slabs += ceil_div(max(0, want - have), per_slab)
+        return slabs <= self._num_free_slabs
+
+    def fits(self, wanted: Sequence[int]) -> bool:
+        """Whether ``wanted[bucket]`` more pages fit after all reclaim and compaction: exact admission."""
+        return self.shortfall(wanted) == 0
+
+    def shortfall(self, wanted: Sequence[int]) -> int:
+        """Slabs missing for ``wanted[bucket]`` more pages of every bucket; 0 where they fit.
+
+        A bucket needs ``max(slabs with a pinned page, ceil((held + limbo + wanted) / pages per slab))`` slabs: cached pages
+        can be reclaimed, all others but pinned ones can be moved together. A pinned cached page counts as held.
+        """
+        counts = self._counts.tolist()
+        pinned_cached, pinned_slabs = self._pinned_by_bucket()
+        slabs = 0
+        for bucket, (want, per_slab) in enumerate(zip(wanted, self._per_slab, strict=True)):
+            stay = counts[bucket][PageState.HELD] + counts[bucket][PageState.LIMBO] + pinned_cached[bucket]
+            slabs += max(pinned_slabs[bucket], ceil_div(stay + want, per_slab))
+        return max(0, slabs - self.layout.num_slabs)
+
+    def references(self, pages: npt.ArrayLike) -> npt.NDArray[np.int32]:
+        """Request references of every page; 0 for what is not a page at present."""
+        return self._read(self._references, pages)
+
+    def uses(self, pages: npt.ArrayLike) -> npt.NDArray[np.int32]:
+        """Uses by the prefix index of every page; 0 for what is not a page at present."""
+        return self._read(self._uses, pages)
+
+    def exclusive(self, pages: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+        """Where a page has one reference, no use and no pin: its holder may overwrite or recycle it."""
+        alone = (self.references(pages) == 1) & (self.uses(pages) == 0) & (self._read(self._pins, pages) == 0)
+        return np.asarray(alone, np.bool_)
+
+    def snapshot(self) -> PoolSnapshot:
+        """What every slab and page is, without copying."""
+        bucket, states = self._slab_bucket.view(), self._states.view()
+        bucket.flags.writeable = states.flags.writeable = False
+        return PoolSnapshot(slab_bucket=bucket, states=states)
+
+    # --------------------------------------------------------------------------------------------------------- operations
+
+    def allocate(self, bucket: int, count: int) -> Pages:
+        """``count`` pages of a bucket, int32, one reference each. AssertionError unless ``ready`` holds."""
+        per_slab = self._per_slab[bucket]
+        if count < 0 or count > int(self._counts[bucket, PageState.FREE]) + self._num_free_slabs * per_slab:
+            raise AssertionError(f"allocate({bucket}, {count}) without asking ready()")
+        if count == 1:
+            return self._allocate_one(bucket)
+        ids = self._pick(bucket, count)
+        self._references[ids] = 1
+        self._occupy(bucket, ids, PageState.HELD)
+        return self._pages(bucket, ids)
+
+    def retain(self, pages: npt.ArrayLike) -> None:
+        """One more request reference per entry of ``pages``; cached pages become held."""
+        ids, times = _tally(self._live(pages))
+        self._settle(ids, self._references[ids] + times, self._uses[ids], None)
+
+    def release(self, pages: npt.ArrayLike, step: int | None = None) -> None:
+        """One reference fewer per entry. What has no reference and no use left is free, or in limbo until ``step`` retires.
+
+        AssertionError, and no change, where a page is not held often enough, is unknown, or is pinned and would go.
+        """
+        ids, times = _tally(self._live(pages))
+        left = self._references[ids] - times
+        self._demand(left >= 0, ids, "released more often than held")
+        self._settle(ids, left, self._uses[ids], step)
+
+    def keep(self, pages: npt.ArrayLike) -> None:
+        """One more use by the prefix index per entry of ``pages``."""
+        ids, times = _tally(self._live(pages))
+        self._settle(ids, self._references[ids], self._uses[ids] + times, None)
+
+    def drop(self, pages: npt.ArrayLike, step: int | None = None) -> None:
+        """One use fewer per entry; otherwise as ``release``."""
+        ids, times = _tally(self._live(pages))
+        left = self._uses[ids] - times
+        self._demand(left >= 0, ids, "dropped more often than kept")
+        self._settle(ids, self._references[ids], left, step)
+
+    def pin(self, pages: npt.ArrayLike) -> None:
+        """Forbid that these held or cached pages move. Counts; every pin wants an ``unpin``."""
+        ids, times = _tally(self._live(pages))
+        self._pins[ids] += times
+        self._pinned = np.union1d(self._pinned, ids)
+
+    def unpin(self, pages: npt.ArrayLike) -> None:
+        """Undo one ``pin`` per entry."""
+        ids, times = _tally(self._live(pages))
+        left = self._pins[ids] - times
+        self._demand(left >= 0, ids, "unpinned more often than pinned")
+        self._pins[ids] = left
+        self._pinned = self._pinned[self._pins[self._pinned] > 0]
+
+    def retire(self, step: int) -> None:
+        """Free the limbo pages tagged with ``step`` or an earlier one: its receipt has arrived."""
+        done = [ids for tag, ids in self._limbo if tag <= step]
+        if done:
+            self._limbo = [(tag, ids) for tag, ids in self._limbo if tag > step]
+            ids = np.sort(np.concatenate(done))
+            self._transition(ids, self._flat_states[ids], np.full(len(ids), PageState.FREE, np.uint8))
+            self._vacate(ids)
+
+    def compact(self) -> Moves | None:
+        """Empty one slab by moving its live pages into free pages of its bucket's fullest other slabs.
+
+        Takes the bucket in which that moves the fewest units; None where no slab can be emptied. Counts move along, and the
+        emptied slab is on the free list at once. The caller must rewrite every table and index entry from source to target
+        and record the copies in the step plan. Copies run in plan order and before the step's own writes, which is why the
+        sources need no limbo: the slab may be handed out again right away, and even be the target of a later copy.
+        """
+        best: tuple[int, int, int] | None = None
+        for bucket in range(len(self._per_slab)):
+            slab = self._emptiest_movable(bucket)
+            if slab is not None:
+                cost = int(self._used[slab]) * self.layout.page_units[bucket]
+                best = min(best, (cost, bucket, slab)) if best else (cost, bucket, slab)
+        return None if best is None else self._empty_slab(best[1], best[2])
+
+    # ------------------------------------------------------------------------------------------------------------ addresses
+
+    def _pages(self, bucket: int, ids: Ids) -> Pages:
+        slab, index = np.divmod(ids, self._width)
+        return (slab * self.layout.slab_units + index * self.layout.page_units[bucket]).astype(np.int32)
+
+    def _locate(self, pages: npt.ArrayLike) -> tuple[Ids, npt.NDArray[np.bool_]]:
+        """Row of every page in the bookkeeping, and whether it is the address of a page at present."""
+        offsets = np.asarray(pages, dtype=np.int64).reshape(-1)
+        slab, rest = np.divmod(offsets, self.layout.slab_units)
+        if len(slab) and not (slab.min() >= 0 and slab.max() < self.layout.num_slabs):
+            raise AssertionError(f"no page of this arena: {offsets[(slab < 0) | (slab >= self.layout.num_slabs)][:8]}")
+        index, odd = np.divmod(rest, self._slab_page_units[slab])
+        return slab * self._width + index, (odd == 0) & (index < self._slab_pages[slab])
+
+    def _live(self, pages: npt.ArrayLike) -> Ids:
+        """Rows of held or cached pages. AssertionError where one is neither."""
+        ids, known = self._locate(pages)
+        if not known.all():
+            raise AssertionError(f"no pages at present: {np.asarray(pages).reshape(-1)[~known][:8]}")
+        states = self._flat_states[ids]
+        live = (states == PageState.HELD) | (states == PageState.CACHED)
+        if not live.all():
+            raise AssertionError(f"pages neither held nor cached: {np.asarray(pages).reshape(-1)[~live][:8]}")
+        return ids
+
+    def _read(self, values: npt.NDArray[np.int32], pages: npt.ArrayLike) -> npt.NDArray[np.int32]:
+        ids, known = self._locate(pages)
+        return np.asarray(np.where(known, values[np.where(known, ids, 0)], 0), np.int32)
+
+    def _demand(self, good: npt.NDArray[np.bool_], ids: Ids, complaint: str) -> None:
+        if not good.all():
+            where = [(int(i) // self._width, int(i) % self._width) for i in ids[~good][:8]]
+            raise AssertionError(f"pages (slab, index) {where} {complaint}")
+
+    # ---------------------------------------------------------------------------------------------------------- transitions
+
+    def _settle(self, ids: Ids, references: Any, uses: Any, step: int | None) -> None:
+        """Store new counts of live pages (ids ascending, unique) and the states that follow from them."""
+        gone = (references == 0) & (uses == 0)
+        leaves = bool(gone.any())
+        if leaves and len(self._pinned):
+            self._demand(~gone | (self._pins[ids] == 0), ids, "pinned, and would lose their last reference and use")
+        self._references[ids] = references
+        self._uses[ids] = uses
+        after = np.where(references > 0, PageState.HELD, PageState.CACHED).astype(np.uint8)
+        if leaves:
+            after[gone] = PageState.FREE if step is None else PageState.LIMBO
+        self._transition(ids, self._flat_states[ids], after)
+        if leaves and step is None:
+            self._vacate(ids[gone])
+        elif leaves and step is not None:
+            self._limbo.append((step, ids[gone]))
+
+    def _transition(self, ids: Ids, before: npt.NDArray[np.uint8], after: npt.NDArray[np.uint8]) -> None:
+        changed = before != after
+        if not changed.any():
+            return
+        self._flat_states[ids] = after
+        row = self._slab_bucket[ids[changed] // self._width].astype(np.int64) * len(PageState)
+        size = self._counts.size
+        delta = np.bincount(row + after[changed], minlength=size) - np.bincount(row + before[changed], minlength=size)
+        self._counts += delta.reshape(self._counts.shape)
+
+    def _vacate(self, ids: Ids) -> None:
+        """Account for pages (ascending) that have just become free; slabs without a used page leave their bucket."""
+        slabs, freed = _tally(ids // self._width)
+        self._used[slabs] -= freed
+        self._refresh_room(slabs)
+        empty = slabs[self._used[slabs] == 0]
+        if len(empty):
+            np.subtract.at(self._counts[:, PageState.FREE], self._slab_bucket[empty], self._slab_pages[empty])
+            self._slab_bucket[empty] = _NO_BUCKET
+            self._slab_pages[empty] = 0
+            self._slab_page_units[empty] = 1
+            self._free_slabs[self._num_free_slabs : self._num_free_slabs + len(empty)] = empty
+            self._num_free_slabs += len(empty)
+
+    def _refresh_room(self, slabs: Ids) -> None:
+        used, size = self._used[slabs], self._slab_pages[slabs]
+        partly = (used > 0) & (used < size)
+        self._room[self._slab_bucket[slabs], slabs] = np.where(partly, size - used, _NO_ROOM)
+
+    # ----------------------------------------------------------------------------------------------------------- allocation
+
+    def _allocate_one(self, bucket: int) -> Pages:
+        """What ``_pick`` and ``_occupy`` do, for one page in scalar steps: most calls of steady decoding."""
+        per_slab, room = self._per_slab[bucket], self._room[bucket]
+        slab = int(room.argmin())
+        if room[slab] == _NO_ROOM:
+            slab = int(self._take_slabs(bucket, 1)[0])
+        index = int(self._states[slab, :per_slab].argmin())
+        self._states[slab, index] = PageState.HELD
+        self._references[slab * self._width + index] = 1
+        used = int(self._used[slab]) + 1
+        self._used[slab] = used
+        room[slab] = per_slab - used if used < per_slab else _NO_ROOM
+        counts = self._counts[bucket]
+        counts[PageState.FREE] -= 1
+        counts[PageState.HELD] += 1
+        return np.array([slab * self.layout.slab_units + index * self.layout.page_units[bucket]], np.int32)
+
+    def _pick(self, bucket: int, count: int) -> Ids:
+        """Rows of ``count`` free pages: the fullest slabs first, then new slabs. Takes the slabs, not yet the pages."""
+        per_slab, room = self._per_slab[bucket], self._room[bucket]
+        slabs = np.flatnonzero(room != _NO_ROOM)
+        slabs = slabs[np.argsort(room[slabs], kind="stable")]
+        slabs = slabs[: int(np.searchsorted(np.cumsum(room[slabs]), count)) + 1]
+        row, index = np.nonzero(self._states[slabs, :per_slab] == PageState.FREE)
+        ids = (slabs[row] * self._width + index)[:count]
+        missing = count - len(ids)
+        if missing > 0:
+            fresh = self._take_slabs(bucket, ceil_div(missing, per_slab))
+            more = (fresh[:, None] * self._width + np.arange(per_slab)).reshape(-1)[:missing]
+            ids = np.concatenate([ids, more])
+        return ids
+
+    def _take_slabs(self, bucket: int, count: int) -> Ids:
+        """Give free slabs to a bucket; their pages are free and theirs to hand out."""
+        stop = self._num_free_slabs
+        slabs = self._free_slabs[stop - count : stop][::-1].copy()
+        self._num_free_slabs = stop - count
+        self._slab_bucket[slabs] = bucket
+        self._slab_pages[slabs] = self._per_slab[bucket]
+        self._slab_page_units[slabs] = self.layout.page_units[bucket]
+        self._counts[bucket, PageState.FREE] += count * self._per_slab[bucket]
+        return slabs
+
+    def _occupy(self, bucket: int, ids: Ids, states: Any) -> None:
+        """Account for free pages that have just been given ``states``."""
+        self._flat_states[ids] = states
+        counts = self._counts[bucket]
+        counts += np.bincount(np.broadcast_to(np.asarray(states, np.int64), ids.shape), minlength=len(PageState))
+        counts[PageState.FREE] -= len(ids)
+        slabs, taken = _tally(ids // self._width)
+        self._used[slabs] += taken
+        self._refresh_room(slabs)
+
+    # ----------------------------------------------------------------------------------------------------------- compaction
+
+    def _emptiest_movable(self, bucket: int) -> int | None:
+        """The bucket's emptiest slab without pinned and limbo pages, if the other slabs have room for its pages."""
+        per_slab, room = self._per_slab[bucket], self._room[bucket]
+        if int(self._counts[bucket, PageState.FREE]) < per_slab:
+            return None
+        slabs = np.flatnonzero(room != _NO_ROOM)
+        still = np.isin(slabs, self._pinned // self._width)
+        still |= (self._states[slabs, :per_slab] == PageState.LIMBO).any(axis=1)
+        slabs = slabs[~still]
+        return int(slabs[room[slabs].argmax()]) if len(slabs) else None
+
+    def _empty_slab(self, bucket: int, slab: int) -> Moves:
+        start = slab * self._width
+        sources = start + np.flatnonzero(self._states[slab, : self._per_slab[bucket]])
+        self._room[bucket, slab] = _NO_ROOM
+        targets = self._pick(bucket, len(sources))
+        self._references[targets] = self._references[sources]
+        self._uses[targets] = self._uses[sources]
+        self._references[sources] = self._uses[sources] = 0
+        states = self._flat_states[sources].copy()
+        self._occupy(bucket, targets, states)
+        moves = Moves(
+            bucket=bucket,
+            sources=self._pages(bucket, sources),
+            targets=self._pages(bucket, targets),
+            units=self.layout.page_units[bucket],
+        )
+        self._transition(sources, states, np.full(len(sources), PageState.FREE, np.uint8))
+        self._vacate(sources)
+        return moves
+
+    def _pinned_by_bucket(self) -> tuple[list[int], list[int]]:
+        """Pinned pages that are cached, and slabs with a pinned page, of every bucket."""
+        buckets = len(self._per_slab)
+        if not len(self._pinned):
+            return [0] * buckets, [0] * buckets
+        cached = self._pinned[self._flat_states[self._pinned] == PageState.CACHED]
+        slabs = np.unique(self._pinned // self._width)
+        pages = np.bincount(self._slab_bucket[cached // self._width], minlength=buckets)
+        return pages.tolist(), np.bincount(self._slab_bucket[slabs], minlength=buckets).tolist()
+
+    # ---------------------------------------------------------------------------------------------------------------- check
+
+    def check(self) -> None:
+        """Recompute every count from the pages themselves and assert conservation, in pages and in bytes. Slow."""
+        layout, owned = self.layout, self._slab_bucket != _NO_BUCKET
+        free = self._free_slabs[: self._num_free_slabs]
+        assert len(np.unique(free)) == len(free), "a slab is on the free list twice"
+        assert sorted(free.tolist()) == np.flatnonzero(~owned).tolist(), "free list and slab owners disagree"
+        self._check_pages(owned)
+        total_units = len(free) * layout.slab_units
+        for bucket, per_slab in enumerate(self._per_slab):
+            mine = np.flatnonzero(self._slab_bucket == bucket)
+            tally = np.bincount(self._states[mine, :per_slab].reshape(-1), minlength=len(PageState))
+            assert tally.tolist() == self._counts[bucket].tolist(), f"counts of bucket {bucket} are wrong"
+            counts = self.counts(bucket)
+            pages = counts.free + counts.cached + counts.held + counts.limbo
+            assert pages == len(mine) * per_slab, f"bucket {bucket} lost or made pages"
+            total_units += pages * layout.page_units[bucket] + len(mine) * (layout.slab_units % layout.page_units[bucket])
+            used = (self._states[mine, :per_slab] != PageState.FREE).sum(axis=1)
+            assert (used == self._used[mine]).all() and (used > 0).all(), "an empty slab is still owned"
+            room = np.full(layout.num_slabs, _NO_ROOM, np.int64)
+            room[mine] = np.where(used < per_slab, per_slab - used, _NO_ROOM)
+            assert (room == self._room[bucket]).all(), f"room of bucket {bucket} is wrong"
+        assert total_units * layout.unit_bytes == layout.num_slabs * layout.slab_units * layout.unit_bytes, "bytes got lost"
+
+    def _check_pages(self, owned: npt.NDArray[np.bool_]) -> None:
+        states, references, uses, pins = self._flat_states, self._references, self._uses, self._pins
+        assert (references >= 0).all() and (uses >= 0).all() and (pins >= 0).all(), "a count is negative"
+        assert ((references > 0) == (states == PageState.HELD)).all(), "held if and only if referenced"
+        assert (((references == 0) & (uses > 0)) == (states == PageState.CACHED)).all(), "cached if and only if only used"
+        assert ((pins == 0) | (references + uses > 0)).all(), "a pinned page is neither held nor cached"
+        assert (np.flatnonzero(pins) == self._pinned).all(), "the list of pinned pages is wrong"
+        limbo = np.concatenate([np.zeros(0, np.int64), *(ids for _, ids in self._limbo)])
+        assert np.sort(limbo).tolist() == np.flatnonzero(states == PageState.LIMBO).tolist(), "limbo lists are wrong"
+        beyond = np.arange(self._width) >= self._slab_pages[:, None]
+        assert not self._states[beyond].any(), "a page beyond its slab's end, or in a slab nobody has, is in use"
+        assert (self._used[~owned] == 0).all() and (self._slab_page_units[~owned] == 1).all(), "a free slab is not blank"
+
+
+def _tally(ids: Ids) -> tuple[Ids, Any]:
+    """Unique ids ascending, and how often each occurs (1 where all occur once)."""
+    if len(ids) < 2:
+        return ids, 1
+    ordered = np.sort(ids)
+    if (ordered[1:] != ordered[:-1]).all():
+        return ordered, 1
+    unique, times = np.unique(ordered, return_counts=True)
+    return unique, times.astype(np.int32)
