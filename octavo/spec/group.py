@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import lcm
 
-from octavo.base import ConfigError, most_blocks, round_up
+from octavo.base import ConfigError, ceil_div, most_blocks, round_up
 from octavo.spec.kind import ModelSpec
 from octavo.spec.law import Law
 from octavo.spec.stream import Field, Stream
@@ -87,8 +87,7 @@ class Group:
         """
         if self.law.prefix is None:
             return None, 0
-        turning = self.law.span - (1 if self.law.reads_before_writing and self.law.span > 1 else 0)
-        return -(-self.law.prefix // block_tokens), most_blocks(turning, block_tokens, self.law.alignment)
+        return ceil_div(self.law.prefix, block_tokens), most_blocks(self.law.span, block_tokens, self.law.alignment)
 
     def split(self, parts: int) -> tuple[Group, ...]:
         """The same streams in ``parts`` groups of whole layers, for arenas in which one page would be too large."""

@@ -4,8 +4,8 @@ Owns ``needs(n)``, the only question the rest of octavo asks about lifetime. Kno
 else follows from it: what may be freed (all outside ``needs(n)``), what a step must write (the union of ``needs(m)`` over
 its end and its checkpoints), what a resume point keeps, what a transfer moves.
 
-Every law obeys *no resurrection*: a token that ``needs(n)`` leaves out is never asked for by ``needs(n + 1)``, unless it is
-the token ``n`` that has just been computed.
+A law keeps ``prefix`` tokens at the front for ever and, behind them, ``[first(n), n)``. Every law obeys *no resurrection*: a
+token that ``needs(n)`` leaves out is never asked for by ``needs(n + 1)``, unless it is the token ``n`` just computed.
 """
 
 from __future__ import annotations
@@ -13,22 +13,38 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from math import gcd
+from typing import TypeVar
+
+import numpy as np
 
 from octavo.base import ConfigError, Interval
+
+Count = TypeVar("Count", int, np.ndarray)
 
 
 @dataclass(frozen=True)
 class Law(ABC):
     """A rule of remembering. Subclasses are frozen and compare by value, so equal laws share a group."""
 
-    @abstractmethod
     def needs(self, n: int) -> tuple[Interval, ...]:
         """Token intervals whose entries must be resident to compute token ``n``. Ascending, disjoint, none empty."""
+        if n <= 0:
+            return ()
+        prefix = min(self.prefix or 0, n)
+        start = max(self.first(n), 0)
+        if start <= prefix:
+            return ((0 if prefix else start, n),)
+        front = ((0, prefix),) if prefix else ()
+        return (*front, (start, n)) if start < n else front
+
+    @abstractmethod
+    def first(self, n: Count) -> Count:
+        """First token needed behind the prefix; may be negative or at most ``n``. Integer or array in, the same out."""
 
     @property
-    @abstractmethod
     def prefix(self) -> int | None:
         """Tokens at the front that are never let go; None where that is all of them."""
+        return 0
 
     @property
     @abstractmethod
@@ -37,7 +53,7 @@ class Law(ABC):
 
     @property
     def alignment(self) -> int:
-        """What every start of ``needs(n)`` behind the prefix is a multiple of."""
+        """What every ``first(n)`` is a multiple of."""
         return 1
 
     @property
@@ -49,13 +65,9 @@ class Law(ABC):
         """First ``m > n`` at which more is let go than one block sliding out; None where that never happens."""
         return None
 
+    @abstractmethod
     def describe(self) -> str:
         """A few words for tables."""
-        return repr(self)
-
-
-def _interval(start: int, stop: int) -> tuple[Interval, ...]:
-    return ((start, stop),) if stop > start else ()
 
 
 def _positive(name: str, value: int) -> None:
@@ -67,8 +79,8 @@ def _positive(name: str, value: int) -> None:
 class Everything(Law):
     """Full attention, MLA latents, compressed entries: nothing is ever let go."""
 
-    def needs(self, n: int) -> tuple[Interval, ...]:
-        return _interval(0, n)
+    def first(self, n: Count) -> Count:
+        return n * 0
 
     @property
     def prefix(self) -> None:
@@ -91,12 +103,8 @@ class Window(Law):
     def __post_init__(self) -> None:
         _positive("window", self.window)
 
-    def needs(self, n: int) -> tuple[Interval, ...]:
-        return _interval(max(0, n - self.window + 1), n)
-
-    @property
-    def prefix(self) -> int:
-        return 0
+    def first(self, n: Count) -> Count:
+        return n - self.window + 1
 
     @property
     def span(self) -> int:
@@ -115,12 +123,8 @@ class Chunk(Law):
     def __post_init__(self) -> None:
         _positive("chunk", self.chunk)
 
-    def needs(self, n: int) -> tuple[Interval, ...]:
-        return _interval(n - n % self.chunk, n)
-
-    @property
-    def prefix(self) -> int:
-        return 0
+    def first(self, n: Count) -> Count:
+        return n - n % self.chunk
 
     @property
     def span(self) -> int:
@@ -148,11 +152,8 @@ class SinkWindow(Law):
         _positive("sinks", self.sinks)
         _positive("window", self.window)
 
-    def needs(self, n: int) -> tuple[Interval, ...]:
-        start = max(self.sinks, n - self.window + 1)
-        if start <= self.sinks:
-            return _interval(0, n)
-        return _interval(0, self.sinks) + _interval(start, n)
+    def first(self, n: Count) -> Count:
+        return n - self.window + 1
 
     @property
     def prefix(self) -> int:
@@ -178,12 +179,8 @@ class Tail(Law):
         if self.overlap < 0:
             raise ConfigError(f"overlap must not be negative, not {self.overlap}")
 
-    def needs(self, n: int) -> tuple[Interval, ...]:
-        return _interval(max(0, n // self.ratio * self.ratio - self.overlap), n)
-
-    @property
-    def prefix(self) -> int:
-        return 0
+    def first(self, n: Count) -> Count:
+        return n // self.ratio * self.ratio - self.overlap
 
     @property
     def span(self) -> int:
@@ -201,12 +198,8 @@ class Tail(Law):
 class Snapshot(Law):
     """A recurrent state. Its entry for token ``n - 1`` is the state after exactly ``n`` tokens; only the newest is needed."""
 
-    def needs(self, n: int) -> tuple[Interval, ...]:
-        return _interval(n - 1, n) if n > 0 else ()
-
-    @property
-    def prefix(self) -> int:
-        return 0
+    def first(self, n: Count) -> Count:
+        return n - 1
 
     @property
     def span(self) -> int:
