@@ -33,6 +33,11 @@ class PageState(IntEnum):
     LIMBO = 3
 
 
+# Plain integers: numpy is several times slower with enum members.
+_FREE, _HELD, _CACHED, _LIMBO = (int(state) for state in PageState)
+_STATES = len(PageState)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Counts:
     """Pages of one bucket by state. ``free`` counts pages in slabs that the bucket has, not in free slabs."""
@@ -106,7 +111,7 @@ class PagePool:
         self._pins = np.zeros(slabs * self._width, np.int32)
         self._pinned: Ids = np.zeros(0, np.int64)
         self._limbo: list[tuple[int, Ids]] = []
-        self._counts = np.zeros((buckets, len(PageState)), np.int64)
+        self._counts = np.zeros((buckets, _STATES), np.int64)
         self._slab_bucket = np.full(slabs, _NO_BUCKET, np.int32)
         self._slab_pages = np.zeros(slabs, np.int64)
         self._slab_page_units = np.ones(slabs, np.int64)
@@ -130,7 +135,7 @@ class PagePool:
 
     def ready(self, wanted: Sequence[int]) -> bool:
         """Whether ``allocate`` can serve ``wanted[bucket]`` pages of every bucket now, without reclaim or compaction."""
-        free = self._counts[:, PageState.FREE].tolist()
+        free = self._counts[:, _FREE].tolist()
         slabs = 0
         for want, have, per_slab in zip(wanted, free, self._per_slab, strict=True):
             slabs += ceil_div(max(0, want - have), per_slab)
@@ -150,7 +155,7 @@ class PagePool:
         pinned_cached, pinned_slabs = self._pinned_by_bucket()
         slabs = 0
         for bucket, (want, per_slab) in enumerate(zip(wanted, self._per_slab, strict=True)):
-            stay = counts[bucket][PageState.HELD] + counts[bucket][PageState.LIMBO] + pinned_cached[bucket]
+            stay = counts[bucket][_HELD] + counts[bucket][_LIMBO] + pinned_cached[bucket]
             slabs += max(pinned_slabs[bucket], ceil_div(stay + want, per_slab))
         return max(0, slabs - self.layout.num_slabs)
 
@@ -178,13 +183,15 @@ class PagePool:
     def allocate(self, bucket: int, count: int) -> Pages:
         """``count`` pages of a bucket, int32, one reference each. AssertionError unless ``ready`` holds."""
         per_slab = self._per_slab[bucket]
-        if count < 0 or count > int(self._counts[bucket, PageState.FREE]) + self._num_free_slabs * per_slab:
+        if count < 0 or count > int(self._counts[bucket, _FREE]) + self._num_free_slabs * per_slab:
             raise AssertionError(f"allocate({bucket}, {count}) without asking ready()")
         if count == 1:
             return self._allocate_one(bucket)
-        ids = self._pick(bucket, count)
+        ids, slabs = self._pick(bucket, count)
         self._references[ids] = 1
-        self._occupy(bucket, ids, PageState.HELD)
+        self._flat_states[ids] = _HELD
+        self._counts[bucket, _HELD] += count
+        self._occupy(bucket, ids, slabs)
         return self._pages(bucket, ids)
 
     def retain(self, pages: npt.ArrayLike) -> None:
@@ -234,7 +241,7 @@ class PagePool:
         if done:
             self._limbo = [(tag, ids) for tag, ids in self._limbo if tag > step]
             ids = np.sort(np.concatenate(done))
-            self._transition(ids, self._flat_states[ids], np.full(len(ids), PageState.FREE, np.uint8))
+            self._transition(ids, self._flat_states[ids], np.full(len(ids), _FREE, np.uint8))
             self._vacate(ids)
 
     def compact(self) -> Moves | None:
@@ -256,17 +263,19 @@ class PagePool:
     # ------------------------------------------------------------------------------------------------------------ addresses
 
     def _pages(self, bucket: int, ids: Ids) -> Pages:
-        slab, index = np.divmod(ids, self._width)
-        return (slab * self.layout.slab_units + index * self.layout.page_units[bucket]).astype(np.int32)
+        units = self.layout.page_units[bucket]
+        gap = self.layout.slab_units - self._width * units
+        return (ids * units + ids // self._width * gap).astype(np.int32)
 
     def _locate(self, pages: npt.ArrayLike) -> tuple[Ids, npt.NDArray[np.bool_]]:
         """Row of every page in the bookkeeping, and whether it is the address of a page at present."""
         offsets = np.asarray(pages, dtype=np.int64).reshape(-1)
-        slab, rest = np.divmod(offsets, self.layout.slab_units)
-        if len(slab) and not (slab.min() >= 0 and slab.max() < self.layout.num_slabs):
+        slab = offsets // self.layout.slab_units
+        if len(slab) and not 0 <= slab.min() <= slab.max() < self.layout.num_slabs:
             raise AssertionError(f"no page of this arena: {offsets[(slab < 0) | (slab >= self.layout.num_slabs)][:8]}")
-        index, odd = np.divmod(rest, self._slab_page_units[slab])
-        return slab * self._width + index, (odd == 0) & (index < self._slab_pages[slab])
+        rest, units = offsets - slab * self.layout.slab_units, self._slab_page_units[slab]
+        index = rest // units
+        return slab * self._width + index, (index * units == rest) & (index < self._slab_pages[slab])
 
     def _live(self, pages: npt.ArrayLike) -> Ids:
         """Rows of held or cached pages. AssertionError where one is neither."""
@@ -274,14 +283,14 @@ class PagePool:
         if not known.all():
             raise AssertionError(f"no pages at present: {np.asarray(pages).reshape(-1)[~known][:8]}")
         states = self._flat_states[ids]
-        live = (states == PageState.HELD) | (states == PageState.CACHED)
+        live = (states != _FREE) & (states != _LIMBO)
         if not live.all():
             raise AssertionError(f"pages neither held nor cached: {np.asarray(pages).reshape(-1)[~live][:8]}")
         return ids
 
     def _read(self, values: npt.NDArray[np.int32], pages: npt.ArrayLike) -> npt.NDArray[np.int32]:
         ids, known = self._locate(pages)
-        return np.asarray(np.where(known, values[np.where(known, ids, 0)], 0), np.int32)
+        return np.asarray(np.where(known, values[ids * known], 0), np.int32)
 
     def _demand(self, good: npt.NDArray[np.bool_], ids: Ids, complaint: str) -> None:
         if not good.all():
@@ -298,9 +307,9 @@ class PagePool:
             self._demand(~gone | (self._pins[ids] == 0), ids, "pinned, and would lose their last reference and use")
         self._references[ids] = references
         self._uses[ids] = uses
-        after = np.where(references > 0, PageState.HELD, PageState.CACHED).astype(np.uint8)
+        after = np.where(references > 0, _HELD, _CACHED).astype(np.uint8)
         if leaves:
-            after[gone] = PageState.FREE if step is None else PageState.LIMBO
+            after[gone] = _FREE if step is None else _LIMBO
         self._transition(ids, self._flat_states[ids], after)
         if leaves and step is None:
             self._vacate(ids[gone])
@@ -312,7 +321,7 @@ class PagePool:
         if not changed.any():
             return
         self._flat_states[ids] = after
-        row = self._slab_bucket[ids[changed] // self._width].astype(np.int64) * len(PageState)
+        row = self._slab_bucket[ids[changed] // self._width].astype(np.int64) * _STATES
         size = self._counts.size
         delta = np.bincount(row + after[changed], minlength=size) - np.bincount(row + before[changed], minlength=size)
         self._counts += delta.reshape(self._counts.shape)
@@ -324,7 +333,7 @@ class PagePool:
         self._refresh_room(slabs)
         empty = slabs[self._used[slabs] == 0]
         if len(empty):
-            np.subtract.at(self._counts[:, PageState.FREE], self._slab_bucket[empty], self._slab_pages[empty])
+            np.subtract.at(self._counts[:, _FREE], self._slab_bucket[empty], self._slab_pages[empty])
             self._slab_bucket[empty] = _NO_BUCKET
             self._slab_pages[empty] = 0
             self._slab_page_units[empty] = 1
@@ -345,30 +354,35 @@ class PagePool:
         if room[slab] == _NO_ROOM:
             slab = int(self._take_slabs(bucket, 1)[0])
         index = int(self._states[slab, :per_slab].argmin())
-        self._states[slab, index] = PageState.HELD
+        self._states[slab, index] = _HELD
         self._references[slab * self._width + index] = 1
         used = int(self._used[slab]) + 1
         self._used[slab] = used
         room[slab] = per_slab - used if used < per_slab else _NO_ROOM
         counts = self._counts[bucket]
-        counts[PageState.FREE] -= 1
-        counts[PageState.HELD] += 1
+        counts[_FREE] -= 1
+        counts[_HELD] += 1
         return np.array([slab * self.layout.slab_units + index * self.layout.page_units[bucket]], np.int32)
 
-    def _pick(self, bucket: int, count: int) -> Ids:
-        """Rows of ``count`` free pages: the fullest slabs first, then new slabs. Takes the slabs, not yet the pages."""
+    def _pick(self, bucket: int, count: int) -> tuple[Ids, Ids]:
+        """Rows of ``count`` free pages, and their slabs in the same order: the fullest slabs first, then new ones.
+
+        Every slab but the last is used up. New slabs join the bucket; taking the pages is left to the caller.
+        """
         per_slab, room = self._per_slab[bucket], self._room[bucket]
-        slabs = np.flatnonzero(room != _NO_ROOM)
-        slabs = slabs[np.argsort(room[slabs], kind="stable")]
-        slabs = slabs[: int(np.searchsorted(np.cumsum(room[slabs]), count)) + 1]
-        row, index = np.nonzero(self._states[slabs, :per_slab] == PageState.FREE)
-        ids = (slabs[row] * self._width + index)[:count]
+        ids = slabs = np.zeros(0, np.int64)
+        if self._counts[bucket, _FREE]:
+            slabs = np.flatnonzero(room != _NO_ROOM)
+            slabs = slabs[np.argsort(room[slabs], kind="stable")]
+            slabs = slabs[: int(np.searchsorted(np.cumsum(room[slabs]), count)) + 1]
+            row, index = np.nonzero(self._states[slabs, :per_slab] == _FREE)
+            ids = (slabs[row] * self._width + index)[:count]
         missing = count - len(ids)
         if missing > 0:
             fresh = self._take_slabs(bucket, ceil_div(missing, per_slab))
             more = (fresh[:, None] * self._width + np.arange(per_slab)).reshape(-1)[:missing]
-            ids = np.concatenate([ids, more])
-        return ids
+            ids, slabs = np.concatenate([ids, more]), np.concatenate([slabs, fresh])
+        return ids, slabs
 
     def _take_slabs(self, bucket: int, count: int) -> Ids:
         """Give free slabs to a bucket; their pages are free and theirs to hand out."""
@@ -378,29 +392,31 @@ class PagePool:
         self._slab_bucket[slabs] = bucket
         self._slab_pages[slabs] = self._per_slab[bucket]
         self._slab_page_units[slabs] = self.layout.page_units[bucket]
-        self._counts[bucket, PageState.FREE] += count * self._per_slab[bucket]
+        self._counts[bucket, _FREE] += count * self._per_slab[bucket]
         return slabs
 
-    def _occupy(self, bucket: int, ids: Ids, states: Any) -> None:
-        """Account for free pages that have just been given ``states``."""
-        self._flat_states[ids] = states
-        counts = self._counts[bucket]
-        counts += np.bincount(np.broadcast_to(np.asarray(states, np.int64), ids.shape), minlength=len(PageState))
-        counts[PageState.FREE] -= len(ids)
-        slabs, taken = _tally(ids // self._width)
-        self._used[slabs] += taken
-        self._refresh_room(slabs)
+    def _occupy(self, bucket: int, ids: Ids, slabs: Ids) -> None:
+        """Account for pages, as ``_pick`` returned them, that are free no longer."""
+        self._counts[bucket, _FREE] -= len(ids)
+        if not len(ids):
+            return
+        per_slab, room, last = self._per_slab[bucket], self._room[bucket], slabs[-1]
+        used = int(np.count_nonzero(self._states[last]))
+        self._used[slabs] = per_slab
+        room[slabs] = _NO_ROOM
+        self._used[last] = used
+        room[last] = per_slab - used if used < per_slab else _NO_ROOM
 
     # ----------------------------------------------------------------------------------------------------------- compaction
 
     def _emptiest_movable(self, bucket: int) -> int | None:
         """The bucket's emptiest slab without pinned and limbo pages, if the other slabs have room for its pages."""
         per_slab, room = self._per_slab[bucket], self._room[bucket]
-        if int(self._counts[bucket, PageState.FREE]) < per_slab:
+        if int(self._counts[bucket, _FREE]) < per_slab:
             return None
         slabs = np.flatnonzero(room != _NO_ROOM)
         still = np.isin(slabs, self._pinned // self._width)
-        still |= (self._states[slabs, :per_slab] == PageState.LIMBO).any(axis=1)
+        still |= (self._states[slabs, :per_slab] == _LIMBO).any(axis=1)
         slabs = slabs[~still]
         return int(slabs[room[slabs].argmax()]) if len(slabs) else None
 
@@ -408,19 +424,21 @@ class PagePool:
         start = slab * self._width
         sources = start + np.flatnonzero(self._states[slab, : self._per_slab[bucket]])
         self._room[bucket, slab] = _NO_ROOM
-        targets = self._pick(bucket, len(sources))
+        targets, slabs = self._pick(bucket, len(sources))
         self._references[targets] = self._references[sources]
         self._uses[targets] = self._uses[sources]
         self._references[sources] = self._uses[sources] = 0
-        states = self._flat_states[sources].copy()
-        self._occupy(bucket, targets, states)
+        states = self._flat_states[sources]
+        self._flat_states[targets] = states
+        self._counts[bucket] += np.bincount(states, minlength=_STATES)
+        self._occupy(bucket, targets, slabs)
         moves = Moves(
             bucket=bucket,
             sources=self._pages(bucket, sources),
             targets=self._pages(bucket, targets),
             units=self.layout.page_units[bucket],
         )
-        self._transition(sources, states, np.full(len(sources), PageState.FREE, np.uint8))
+        self._transition(sources, states, np.full(len(sources), _FREE, np.uint8))
         self._vacate(sources)
         return moves
 
@@ -429,7 +447,7 @@ class PagePool:
         buckets = len(self._per_slab)
         if not len(self._pinned):
             return [0] * buckets, [0] * buckets
-        cached = self._pinned[self._flat_states[self._pinned] == PageState.CACHED]
+        cached = self._pinned[self._flat_states[self._pinned] == _CACHED]
         slabs = np.unique(self._pinned // self._width)
         pages = np.bincount(self._slab_bucket[cached // self._width], minlength=buckets)
         return pages.tolist(), np.bincount(self._slab_bucket[slabs], minlength=buckets).tolist()
@@ -446,13 +464,13 @@ class PagePool:
         total_units = len(free) * layout.slab_units
         for bucket, per_slab in enumerate(self._per_slab):
             mine = np.flatnonzero(self._slab_bucket == bucket)
-            tally = np.bincount(self._states[mine, :per_slab].reshape(-1), minlength=len(PageState))
+            tally = np.bincount(self._states[mine, :per_slab].reshape(-1), minlength=_STATES)
             assert tally.tolist() == self._counts[bucket].tolist(), f"counts of bucket {bucket} are wrong"
             counts = self.counts(bucket)
             pages = counts.free + counts.cached + counts.held + counts.limbo
             assert pages == len(mine) * per_slab, f"bucket {bucket} lost or made pages"
             total_units += pages * layout.page_units[bucket] + len(mine) * (layout.slab_units % layout.page_units[bucket])
-            used = (self._states[mine, :per_slab] != PageState.FREE).sum(axis=1)
+            used = (self._states[mine, :per_slab] != _FREE).sum(axis=1)
             assert (used == self._used[mine]).all() and (used > 0).all(), "an empty slab is still owned"
             room = np.full(layout.num_slabs, _NO_ROOM, np.int64)
             room[mine] = np.where(used < per_slab, per_slab - used, _NO_ROOM)
@@ -462,12 +480,12 @@ class PagePool:
     def _check_pages(self, owned: npt.NDArray[np.bool_]) -> None:
         states, references, uses, pins = self._flat_states, self._references, self._uses, self._pins
         assert (references >= 0).all() and (uses >= 0).all() and (pins >= 0).all(), "a count is negative"
-        assert ((references > 0) == (states == PageState.HELD)).all(), "held if and only if referenced"
-        assert (((references == 0) & (uses > 0)) == (states == PageState.CACHED)).all(), "cached if and only if only used"
+        assert ((references > 0) == (states == _HELD)).all(), "held if and only if referenced"
+        assert (((references == 0) & (uses > 0)) == (states == _CACHED)).all(), "cached if and only if only used"
         assert ((pins == 0) | (references + uses > 0)).all(), "a pinned page is neither held nor cached"
         assert (np.flatnonzero(pins) == self._pinned).all(), "the list of pinned pages is wrong"
         limbo = np.concatenate([np.zeros(0, np.int64), *(ids for _, ids in self._limbo)])
-        assert np.sort(limbo).tolist() == np.flatnonzero(states == PageState.LIMBO).tolist(), "limbo lists are wrong"
+        assert np.sort(limbo).tolist() == np.flatnonzero(states == _LIMBO).tolist(), "limbo lists are wrong"
         beyond = np.arange(self._width) >= self._slab_pages[:, None]
         assert not self._states[beyond].any(), "a page beyond its slab's end, or in a slab nobody has, is in use"
         assert (self._used[~owned] == 0).all() and (self._slab_page_units[~owned] == 1).all(), "a free slab is not blank"
