@@ -1,0 +1,1 @@
+"""Sliding-window attention: every token sees the last ``window`` tokens, itself included."""

@@ -1,0 +1,76 @@
+"""Parameters that every softmax-attention kind with separate K and V heads has in common. Torch-free.
+
+Owns ``AttentionParams``, its reading from a normalized config, and the stream such a layer keeps. Knows no law: how long keys
+live is what makes the kinds different.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from octavo.base import UnsupportedError
+from octavo.spec.kind import Config
+from octavo.spec.law import Law
+from octavo.spec.rope import RopeParams, read_rope
+from octavo.spec.stream import Field, Stream
+
+NormStyle = Literal["scale", "offset"]
+"""RMSNorm multiplies by its weight (``scale``) or by one plus its weight, before rounding (``offset``, Gemma)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionParams:
+    """One attention layer's shapes and numbers.
+
+    scale: factor of the scores. qk_norm: RMSNorm over each head of q and k, or None. bias, out_bias: of q/k/v and of o.
+    softcap: cap of the scores by ``softcap * tanh(score / softcap)``, or None.
+    """
+
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    rope: RopeParams
+    qk_norm: NormStyle | None = None
+    norm_eps: float = 1e-6
+    bias: bool = False
+    out_bias: bool = False
+    softcap: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise UnsupportedError(f"num_attention_heads {self.num_heads} is not a multiple of num_key_value_heads {self.num_kv_heads}")
+        if self.head_dim % 2:
+            raise UnsupportedError(f"head_dim {self.head_dim} is odd; rotary embedding needs pairs")
+
+
+def read_attention(config: Config, layer_type: str) -> AttentionParams:
+    """Attention parameters from a config that its family has normalized.
+
+    Beyond upstream keys the family sets ``qk_norm`` (a ``NormStyle`` or None). Raises UnsupportedError naming the field.
+    """
+    heads = int(config["num_attention_heads"])
+    head_dim = int(config.get("head_dim") or config["hidden_size"] // heads)
+    bias = bool(config.get("attention_bias", False))
+    return AttentionParams(
+        hidden_size=int(config["hidden_size"]),
+        num_heads=heads,
+        num_kv_heads=int(config.get("num_key_value_heads") or heads),
+        head_dim=head_dim,
+        scale=float(config.get("query_pre_attn_scalar") or head_dim) ** -0.5,
+        rope=read_rope(config, layer_type),
+        qk_norm=config.get("qk_norm"),
+        norm_eps=float(config["rms_norm_eps"]),
+        bias=bias,
+        out_bias=bias,
+        softcap=config.get("attn_logit_softcapping"),
+    )
+
+
+def kv_stream(params: AttentionParams, law: Law, dtype: str) -> Stream:
+    """Keys after norm and rotation, and values: one entry per token, heads outermost in a page."""
+    shape = (params.num_kv_heads, params.head_dim)
+    fields = tuple(Field(name=name, shape=shape, dtype=dtype, shard="heads") for name in ("k", "v"))
+    return Stream(name="kv", law=law, fields=fields)

@@ -1,0 +1,115 @@
+"""What a model family is: data that turns a ``config.json`` and a checkpoint's names into octavo's own. Torch-free.
+
+Owns ``Family``, ``GGUFRules`` and the immutable set ``Families``. Knows no particular family: those live one file each in
+``octavo/models/`` or in a plugin.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from octavo.base import ConfigError, UnsupportedError
+from octavo.spec.kind import Config, Kind, LayerSpec
+
+Rename = tuple[str, str]
+"""(regular expression, replacement), applied to whole tensor names; the first that matches decides."""
+
+
+def rename(name: str, rules: tuple[Rename, ...]) -> str | None:
+    """``name`` by the first rule that matches all of it, or None where none does."""
+    for pattern, replacement in rules:
+        match = re.fullmatch(pattern, name)
+        if match:
+            return match.expand(replacement)
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GGUFRules:
+    """How llama.cpp's converter stores a family, and how to undo it.
+
+    architecture: value of ``general.architecture``.
+    config: (metadata without the architecture's prefix) -> config in upstream key names. Raises UnsupportedError by key.
+    names: GGUF tensor name -> module name.
+    unpermute: (module name pattern, config key of its head count) of weights whose rows the converter interleaved.
+    minus_one: pattern of module names that are stored with 1 added.
+    """
+
+    architecture: str
+    config: Callable[[Mapping[str, Any]], dict[str, Any]]
+    names: tuple[Rename, ...]
+    unpermute: tuple[tuple[str, str], ...] = ()
+    minus_one: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """One model family.
+
+    model_types: values of ``model_type`` (of the text part) that it reads.
+    normalize: config with the class defaults filled in and the family's quirks as explicit keys; refuses what octavo cannot
+        run with UnsupportedError naming the field.
+    layers, options: from the normalized config, the layer list and what ``module`` needs beyond it.
+    module: ``module:Class`` of the torch model: ``Class(spec, dtype=, device=)``.
+    names: checkpoint tensor name -> module name. ignored: patterns of checkpoint tensors that are not weights of the text model.
+    """
+
+    name: str
+    model_types: tuple[str, ...]
+    normalize: Callable[[Config], Config]
+    layers: Callable[[Config], tuple[LayerSpec, ...]]
+    options: Callable[[Config], Mapping[str, Any]]
+    module: str
+    names: tuple[Rename, ...]
+    ignored: tuple[str, ...] = ()
+    gguf: GGUFRules | None = None
+
+    def module_name(self, tensor: str) -> str | None:
+        """Module name of a checkpoint tensor; None where it is to be ignored. A tensor no rule knows keeps its name."""
+        if any(re.fullmatch(pattern, tensor) for pattern in self.ignored):
+            return None
+        return rename(tensor, self.names) or tensor
+
+
+@dataclass(frozen=True)
+class Families:
+    """The families and kinds one process knows: built once, never changed."""
+
+    families: tuple[Family, ...]
+    kinds: tuple[type[Kind], ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        for what, names in (
+            ("model_type", [model_type for family in self.families for model_type in family.model_types]),
+            ("family", [family.name for family in self.families]),
+            ("kind", [kind.name for kind in self.kinds]),
+        ):
+            twice = sorted({name for name in names if names.count(name) > 1})
+            if twice:
+                raise ConfigError(f"{what} {', '.join(twice)} is defined more than once; remove one plugin")
+
+    def named(self, name: str) -> Family:
+        """The family called ``name``. Raises UnsupportedError listing what is known."""
+        for family in self.families:
+            if family.name == name:
+                return family
+        raise UnsupportedError(f"family {name!r} is unknown; known: {', '.join(sorted(f.name for f in self.families))}")
+
+    def for_model_type(self, model_type: str) -> Family:
+        """The family that reads ``model_type``. Raises UnsupportedError listing what is known."""
+        for family in self.families:
+            if model_type in family.model_types:
+                return family
+        known = sorted(known for family in self.families for known in family.model_types)
+        raise UnsupportedError(f"model_type {model_type!r} is not supported; supported: {', '.join(known)}")
+
+    def for_gguf(self, architecture: str) -> tuple[Family, GGUFRules]:
+        """The family that reads a GGUF architecture. Raises UnsupportedError listing what is known."""
+        for family in self.families:
+            if family.gguf is not None and family.gguf.architecture == architecture:
+                return family, family.gguf
+        known = sorted(f.gguf.architecture for f in self.families if f.gguf is not None)
+        raise UnsupportedError(f"GGUF general.architecture {architecture!r} is not supported; supported: {', '.join(known)}")

@@ -1,0 +1,93 @@
+"""From a ``config.json`` to a ``ModelSpec``. Torch-free.
+
+Owns reading config files, unfolding multimodal ones, and finding families and kinds (octavo's own and plugins'). Knows no
+particular family: it finds them by name at run time.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pkgutil
+from collections.abc import Iterable, Mapping
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from octavo.base import ConfigError, UnsupportedError
+from octavo.spec.family import Families, Family
+from octavo.spec.kind import Config, Kind, ModelSpec
+
+PLUGIN_GROUP = "octavo.plugins"
+"""Entry point group. A plugin is a module with ``FAMILIES: tuple[Family, ...]`` and ``KINDS: tuple[type[Kind], ...]``, either optional."""
+
+
+def load_config(path: str | Path) -> dict[str, Any]:
+    """The config of a model directory or of a ``config.json`` itself, as it stands in the file."""
+    file = Path(path)
+    file = file / "config.json" if file.is_dir() else file
+    if not file.is_file():
+        raise ConfigError(f"{file} does not exist; give a model directory with a config.json")
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{file} is not valid JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise ConfigError(f"{file} holds a {type(config).__name__}, not a JSON object")
+    return config
+
+
+def text_config(config: Config) -> Config:
+    """The text model's part of a config; multimodal configs keep it under ``text_config``."""
+    inner = config.get("text_config")
+    if not isinstance(inner, Mapping):
+        return config
+    # Only what the class would not put back to its own default is inherited from the outer level.
+    outer = {key: config[key] for key in ("tie_word_embeddings", "quantization_config") if key in config}
+    return {**outer, **inner}
+
+
+def find_families(plugins: Iterable[ModuleType | str] = ()) -> Families:
+    """All families and kinds: octavo's own, installed plugins, and ``plugins`` (modules or module names)."""
+    own = list(_modules_of("octavo.models"))
+    extra = [entry.load() for entry in entry_points(group=PLUGIN_GROUP)]
+    extra += [importlib.import_module(plugin) if isinstance(plugin, str) else plugin for plugin in plugins]
+    families = [module.FAMILY for module in own if hasattr(module, "FAMILY")]
+    families += [family for module in extra for family in getattr(module, "FAMILIES", ())]
+    kinds: list[type[Kind]] = list(importlib.import_module("octavo.kinds").find_kinds())
+    kinds += [kind for module in extra for kind in getattr(module, "KINDS", ())]
+    return Families(tuple(families), tuple(kinds))
+
+
+def _modules_of(package: str) -> Iterable[ModuleType]:
+    root = importlib.import_module(package)
+    for info in sorted(pkgutil.iter_modules(root.__path__), key=lambda info: info.name):
+        yield importlib.import_module(f"{package}.{info.name}")
+
+
+def family_of(config: Config, families: Families) -> Family:
+    """The family that reads ``config``. Raises UnsupportedError naming the model_type or architecture."""
+    text = text_config(config)
+    model_type = text.get("model_type") or config.get("model_type")
+    if not model_type:
+        named = ", ".join(config.get("architectures") or ()) or "none"
+        raise UnsupportedError(f"the config has no model_type (architectures: {named}); octavo reads models by model_type")
+    return families.for_model_type(model_type)
+
+
+def read_spec(config: Config, *, families: Families | None = None) -> ModelSpec:
+    """Layers, kinds and options of the model a config describes. Raises UnsupportedError naming the field it cannot run."""
+    family = family_of(config, find_families() if families is None else families)
+    text = text_config(config)
+    if text.get("quantization_config"):
+        method = text["quantization_config"].get("quant_method", "unknown")
+        raise UnsupportedError(f"quantization_config (quant_method {method!r}) is not supported; give an unquantised checkpoint or a GGUF file")
+    normal = family.normalize(text)
+    return ModelSpec(
+        family=family.name,
+        layers=family.layers(normal),
+        vocab_size=int(normal["vocab_size"]),
+        max_model_len=int(normal["max_position_embeddings"]),
+        options=dict(family.options(normal)),
+    )

@@ -1,0 +1,85 @@
+"""Rotary position embedding as a config describes it. Torch-free.
+
+Owns ``RopeParams`` and the reading of all spellings of ``rope_theta`` / ``rope_scaling`` / ``rope_parameters``. Knows no tensors:
+``nn/rope.py`` turns the parameters into frequencies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from octavo.base import UnsupportedError
+from octavo.spec.kind import Config
+
+NEEDED = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": ("factor", "original_max_position_embeddings"),
+}
+"""Keys that each supported ``rope_type`` cannot do without."""
+
+_KNOWN = {
+    "rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "low_freq_factor", "high_freq_factor", "beta_fast",
+    "beta_slow", "original_max_position_embeddings", "attention_factor", "mscale", "mscale_all_dim", "truncate",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeParams:
+    """One set of rotary frequencies, in the words of Transformers' ``rope_parameters``.
+
+    attention_factor: None means YaRN's own value. Layers with equal parameters share one cos/sin table per step.
+    """
+
+    theta: float
+    rope_type: str = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position_embeddings: int = 0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    mscale: float = 0.0
+    mscale_all_dim: float = 0.0
+    truncate: bool = True
+
+
+def read_rope(config: Config, layer_type: str, *, where: str = "rope_parameters") -> RopeParams:
+    """Rotary parameters of layers of ``layer_type``.
+
+    ``config["rope_parameters"]`` is either one mapping for all layers or, as in Gemma 3, one per layer type. Older configs have
+    ``rope_theta`` and ``rope_scaling`` instead. Raises UnsupportedError naming the field.
+    """
+    given = config.get("rope_parameters")
+    if given and layer_type in given:
+        given, where = given[layer_type], f"{where}.{layer_type}"
+    elif not given:
+        given, where = config.get("rope_scaling") or {}, "rope_scaling"
+    merged = {"rope_theta": config.get("rope_theta", 10000.0), **given}
+    return _parse(merged, where, config)
+
+
+def _parse(given: Mapping[str, Any], where: str, config: Config) -> RopeParams:
+    rope_type = given.get("rope_type", given.get("type", "default"))
+    if rope_type not in NEEDED:
+        raise UnsupportedError(f"{where}.rope_type {rope_type!r} is not supported; supported: {', '.join(NEEDED)}")
+    unknown = sorted(key for key in given if key not in _KNOWN)
+    if unknown:
+        raise UnsupportedError(f"{where}.{unknown[0]} is not supported")
+    if given.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)) not in (1, None):
+        raise UnsupportedError(f"{where}.partial_rotary_factor {given.get('partial_rotary_factor')} is not supported; only 1.0 is")
+    if rope_type != "default" and given.get("original_max_position_embeddings") is None:
+        # Transformers falls back to the model's own length for both scalings that need one.
+        given = {**given, "original_max_position_embeddings": config.get("max_position_embeddings")}
+    missing = [key for key in NEEDED[rope_type] if given.get(key) is None]
+    if missing:
+        raise UnsupportedError(f"{where}.{missing[0]} is missing; rope_type {rope_type!r} needs it")
+    params = RopeParams(theta=float(given["rope_theta"]), rope_type=rope_type)
+    if rope_type == "default":
+        return params
+    fields = {key: given[key] for key in given if key in _KNOWN - {"rope_type", "type", "rope_theta", "partial_rotary_factor"}}
+    return replace(params, **{key: value for key, value in fields.items() if value is not None})
