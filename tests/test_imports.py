@@ -1,4 +1,4 @@
-"""The torch-free half imports where torch is not installed. Each case runs in a fresh interpreter that refuses heavy imports."""
+"""The torch-free half imports where torch is absent. Each case runs in a fresh interpreter that refuses heavy imports."""
 
 from __future__ import annotations
 

@@ -1,0 +1,79 @@
+"""Options of an engine, checked in one place.
+
+Owns ``EngineConfig`` and the reading of sizes such as ``2GiB``. Knows names and ranges only: no model, no device, no memory.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from types import MappingProxyType, ModuleType
+
+from octavo.base import ConfigError
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+"""Values of ``dtype``; ``auto`` is the checkpoint's own, or float32 where the device has no fast narrow arithmetic."""
+
+SIZE_UNITS = MappingProxyType(
+    {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+)
+"""Bytes of every unit that a size may be written in, upper case."""
+
+
+def parse_size(value: int | str, name: str) -> int:
+    """Bytes of ``2GiB``, ``500MB`` or a plain count. Raises ConfigError naming the argument."""
+    if isinstance(value, int):
+        size = value
+    else:
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", value)
+        if match is None or match[2].upper() not in SIZE_UNITS:
+            raise ConfigError(f"{name} {value!r} is not a size; write it like 2GiB, 500MB or a number of bytes")
+        size = int(float(match[1]) * SIZE_UNITS[match[2].upper()])
+    if size < 1:
+        raise ConfigError(f"{name} must be at least one byte, not {value!r}")
+    return size
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """What a user may choose. Cannot exist with a wrong value.
+
+    model: directory, GGUF file or Hub id.
+    kv_memory: bytes of the arena; None takes a share of what is free once the weights are loaded.
+    max_model_len: tokens of prompt and output together; None is the model's own limit.
+    max_num_batched_tokens: tokens computed in one step over all requests. max_num_seqs: requests in one step.
+    seed: of requests that bring none. plugins: modules, or their names, with further kinds and families.
+    """
+
+    model: str
+    dtype: str = "auto"
+    kv_memory: int | None = None
+    max_model_len: int | None = None
+    max_num_batched_tokens: int = 2048
+    max_num_seqs: int = 64
+    enable_prefix_caching: bool = True
+    seed: int = 0
+    device: str = "auto"
+    plugins: tuple[ModuleType | str, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.validate()
+
+    def validate(self) -> None:
+        """Raise ConfigError for the first wrong value, naming it and what would be right."""
+        if not self.model:
+            raise ConfigError("model must be a directory, a .gguf file or a Hub id, not an empty string")
+        if self.dtype not in DTYPES:
+            raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, not {self.dtype!r}")
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
+            raise ConfigError(f"device must be auto, cpu, cuda or cuda:N, not {self.device!r}")
+        for name in ("kv_memory", "max_model_len", "max_num_batched_tokens", "max_num_seqs"):
+            value = getattr(self, name)
+            optional = name in ("kv_memory", "max_model_len")
+            if not (value is None and optional) and (not isinstance(value, int) or value < 1):
+                raise ConfigError(f"{name} must be a whole number of at least 1, not {value!r}")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"max_num_batched_tokens {self.max_num_batched_tokens} must be at least max_num_seqs {self.max_num_seqs}: "
+                "every running request computes one token per step"
+            )
