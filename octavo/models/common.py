@@ -6,7 +6,7 @@ Owns no family. Knows the two layer types that Transformers calls ``full_attenti
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from octavo.base import UnsupportedError
 from octavo.kinds.full.spec import FullAttention
@@ -66,7 +66,7 @@ def gguf_config(metadata: Mapping[str, Any], keys: Mapping[str, str], known: Ite
     return {keys[key]: value for key, value in metadata.items() if key in keys}
 
 
-GGUF_KEYS = {
+GGUF_KEYS: Final = {
     "context_length": "max_position_embeddings",
     "block_count": "num_hidden_layers",
     "feed_forward_length": "intermediate_size",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Final
 
 from octavo.base import UnsupportedError
 from octavo.models.common import DECODER, FULL, GGUF_KEYS, GGUF_NAMES, IGNORED, SLIDING, gguf_config, refuse, typed_layers
@@ -15,7 +15,7 @@ from octavo.spec.decoder import DecoderOptions
 from octavo.spec.family import Family, GGUFRules
 from octavo.spec.kind import Config
 
-DEFAULTS = {
+DEFAULTS: Final = {
     "vocab_size": 262208,
     "hidden_size": 2304,
     "intermediate_size": 9216,

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Final
 
 from octavo.models.common import DECODER, FULL, IGNORED, SLIDING, typed_layers
 from octavo.spec.decoder import DecoderOptions
 from octavo.spec.family import Family
 from octavo.spec.kind import Config
 
-DEFAULTS = {
+DEFAULTS: Final = {
     "vocab_size": 151936,
     "hidden_size": 4096,
     "intermediate_size": 22016,

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from octavo.base import UnsupportedError
 from octavo.spec.kind import Config
 
-NEEDED = {
+NEEDED: Final = {
     "default": (),
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
@@ -21,7 +21,7 @@ NEEDED = {
 }
 """Keys that each supported ``rope_type`` cannot do without."""
 
-_KNOWN = {
+_KNOWN: Final = {
     "rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "low_freq_factor", "high_freq_factor", "beta_fast",
     "beta_slow", "original_max_position_embeddings", "attention_factor", "mscale", "mscale_all_dim", "truncate",
 }  # fmt: skip

@@ -1,0 +1,15 @@
+"""The torch layer of full attention: ``nn.attention`` without a window."""
+
+from __future__ import annotations
+
+import torch
+
+from octavo.kinds.full.spec import FullAttention
+from octavo.nn.attention import Attention
+
+
+class FullAttentionLayer(Attention):
+    """Causal attention over the whole past."""
+
+    def __init__(self, kind: FullAttention, dtype: torch.dtype, device: torch.device | str) -> None:
+        super().__init__(kind.attention, window=None, dtype=dtype, device=device)

@@ -1,0 +1,1 @@
+"""Torch modules that models share. Knows layers by their kind's contract only."""

@@ -1,0 +1,113 @@
+"""A decoder-only transformer of any kinds of layers: embedding, blocks, norm, head.
+
+Owns ``Decoder``, which a family configures by ``DecoderOptions``. Knows layers by their kind's contract only. Module names are those
+of Hugging Face checkpoints.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from octavo.nn.mlp import MLP
+from octavo.nn.norm import RMSNorm
+from octavo.nn.step import Caches, Mixer, Step
+from octavo.spec.decoder import DecoderOptions
+from octavo.spec.kind import Kind, LayerSpec, ModelSpec
+
+LayerCaches = Mapping[tuple[int, str], Caches]
+"""Streams of every (layer, mixer)."""
+
+
+def resolve(path: str) -> Any:
+    """The object that ``module:name`` names."""
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def build_mixer(kind: Kind, dtype: torch.dtype, device: torch.device | str) -> nn.Module:
+    """The torch layer of a kind."""
+    return cast(nn.Module, resolve(kind.layer)(kind, dtype, device))
+
+
+class Block(nn.Module):
+    """One layer: mixer and MLP, each behind a norm (and before one, with ``sandwich_norms``) and beside a residual."""
+
+    def __init__(self, layer: LayerSpec, options: DecoderOptions, dtype: torch.dtype, device: torch.device | str) -> None:
+        super().__init__()
+        assert len(layer.mixers) == 1, "a plain decoder layer mixes tokens once"
+        self.index = layer.index
+        self.mixer, kind = layer.mixers[0]
+        self.sandwich = options.sandwich_norms
+
+        def norm() -> RMSNorm:
+            return RMSNorm(options.hidden_size, options.norm_eps, options.norm, dtype=dtype, device=device)
+
+        self.add_module(self.mixer, build_mixer(kind, dtype, device))
+        self.mlp = MLP(
+            options.hidden_size,
+            options.intermediate_size,
+            options.activation,
+            bias=options.mlp_bias,
+            dtype=dtype,
+            device=device,
+        )
+        self.input_layernorm, self.post_attention_layernorm = norm(), norm()
+        if self.sandwich:
+            self.pre_feedforward_layernorm, self.post_feedforward_layernorm = norm(), norm()
+
+    def forward(self, hidden: Tensor, step: Step, caches: LayerCaches) -> Tensor:
+        """hidden [T, d] -> [T, d]."""
+        mix = cast(Mixer, getattr(self, self.mixer))
+        mixed = mix(self.input_layernorm(hidden), step, caches[self.index, self.mixer])
+        if not self.sandwich:
+            hidden = hidden + mixed
+            return hidden + self.mlp(self.post_attention_layernorm(hidden))
+        hidden = hidden + self.post_attention_layernorm(mixed)
+        return hidden + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(hidden)))
+
+
+class Trunk(nn.Module):
+    """Everything below the head."""
+
+    def __init__(self, spec: ModelSpec, options: DecoderOptions, dtype: torch.dtype, device: torch.device | str) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(spec.vocab_size, options.hidden_size, dtype=dtype, device=device)
+        self.layers = nn.ModuleList(Block(layer, options, dtype, device) for layer in spec.layers)
+        self.norm = RMSNorm(options.hidden_size, options.norm_eps, options.norm, dtype=dtype, device=device)
+
+
+class Decoder(nn.Module):
+    """Token ids in, logits of the tokens that are sampled out. ``tied`` maps absent weights to those that stand for them."""
+
+    def __init__(self, spec: ModelSpec, *, dtype: torch.dtype, device: torch.device | str) -> None:
+        super().__init__()
+        self.options = DecoderOptions(**spec.options)
+        self.model = Trunk(spec, self.options, dtype, device)
+        if not self.options.tied_embeddings:
+            self.lm_head = nn.Linear(self.options.hidden_size, spec.vocab_size, bias=False, dtype=dtype, device=device)
+
+    @property
+    def tied(self) -> Mapping[str, str]:
+        """Checkpoint tensors that repeat another one and may be absent or present."""
+        return {"lm_head.weight": "model.embed_tokens.weight"} if self.options.tied_embeddings else {}
+
+    def forward(self, token_ids: Tensor, step: Step, caches: LayerCaches) -> Tensor:
+        """token_ids int64 [T] -> logits float32 [len(step.last), vocab]."""
+        hidden = self.model.embed_tokens(token_ids)
+        if self.options.embed_scale != 1.0:
+            # Transformers rounds the factor to the weights' dtype first.
+            hidden = hidden * torch.tensor(self.options.embed_scale, dtype=hidden.dtype, device=hidden.device)
+        for layer in self.model.layers:
+            hidden = layer(hidden, step, caches)
+        hidden = self.model.norm(hidden.index_select(0, step.last))
+        head = self.model.embed_tokens.weight if self.options.tied_embeddings else self.lm_head.weight
+        logits = F.linear(hidden, head).float()
+        if self.options.logit_softcap is not None:
+            logits = self.options.logit_softcap * torch.tanh(logits / self.options.logit_softcap)
+        return logits

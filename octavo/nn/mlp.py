@@ -1,0 +1,30 @@
+"""The gated MLP of Llama-like models (Shazeer 2020). Owns ``MLP`` and the activations it knows."""
+
+from __future__ import annotations
+
+from functools import partial
+from types import MappingProxyType
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+GATES = MappingProxyType({"silu": F.silu, "gelu": F.gelu, "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh")})
+"""Gate activations by Transformers' name."""
+
+
+class MLP(nn.Module):
+    """``down(act(gate(x)) * up(x))``."""
+
+    def __init__(
+        self, size: int, inner: int, activation: str, *, bias: bool, dtype: torch.dtype, device: torch.device | str
+    ) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(size, inner, bias=bias, dtype=dtype, device=device)
+        self.up_proj = nn.Linear(size, inner, bias=bias, dtype=dtype, device=device)
+        self.down_proj = nn.Linear(inner, size, bias=bias, dtype=dtype, device=device)
+        self.gate = GATES[activation]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, size] -> [T, size]."""
+        return self.down_proj(self.gate(self.gate_proj(x)) * self.up_proj(x))

@@ -1,0 +1,134 @@
+"""Tiny random checkpoints of the supported families, written by Transformers, and what Transformers says of them.
+
+Owns configs, seeds and informative random weights. Every value follows from the seed.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+VOCAB = 384
+FULL, SLIDING = "full_attention", "sliding_attention"
+BASE = MappingProxyType(
+    {
+        "vocab_size": VOCAB,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "max_position_embeddings": 4096,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+    }
+)
+LLAMA3 = MappingProxyType(
+    {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+)
+YARN = MappingProxyType({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64})
+GEMMA = MappingProxyType(
+    {
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 6,
+        "head_dim": 16,
+        "query_pre_attn_scalar": 24,
+        "sliding_window": 16,
+        "layer_types": [SLIDING, SLIDING, FULL] * 2,
+    }
+)
+SPECS = MappingProxyType(
+    {
+        "llama": {"model_type": "llama", "num_hidden_layers": 4},
+        "llama_rope": {
+            "model_type": "llama",
+            "num_hidden_layers": 3,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": True,
+            "rope_parameters": {"rope_theta": 500000.0, **LLAMA3},
+        },
+        "llama_yarn": {"model_type": "llama", "num_hidden_layers": 2, "rope_parameters": {"rope_theta": 10000.0, **YARN}},
+        "qwen3": {"model_type": "qwen3", "num_hidden_layers": 4, "head_dim": 16},
+        "qwen3_window": {
+            "model_type": "qwen3",
+            "num_hidden_layers": 4,
+            "head_dim": 24,
+            "use_sliding_window": True,
+            "sliding_window": 9,
+            "max_window_layers": 2,
+        },
+        "gemma3": dict(GEMMA),
+        "gemma3_scaled": {
+            **GEMMA,
+            "final_logit_softcapping": 5.0,
+            "rope_parameters": {
+                FULL: {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                SLIDING: {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    }
+)
+"""Name -> config beyond ``BASE``. The first of each family carries its name."""
+
+
+@torch.no_grad()
+def reinitialise(model: torch.nn.Module, seed: int) -> None:
+    """Weights large enough that logits differ: the default deviation of 0.02 makes tiny models nearly constant."""
+    generator = torch.Generator().manual_seed(seed)
+    embeddings = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
+    for _, weight in sorted(model.named_parameters()):
+        noise = torch.randn(weight.shape, generator=generator)
+        if id(weight) in embeddings:
+            weight.copy_(noise * (1.0 if model.config.model_type != "gemma3_text" else 0.2))
+        elif weight.dim() >= 2:
+            weight.copy_(noise * 1.2 / weight.shape[-1] ** 0.5)
+        else:
+            weight.add_(noise * 0.1)
+
+
+@cache
+def build(name: str, seed: int = 1234) -> Any:
+    """The Transformers model in float32, eager attention."""
+    given: dict[str, Any] = {**BASE, **SPECS[name]}
+    config = AutoConfig.for_model(given.pop("model_type"), **given)
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
+    reinitialise(model, seed)
+    return model.eval()
+
+
+def write(name: str, directory: Path) -> Path:
+    """Write config.json and model.safetensors below ``directory``; returns the model's own directory."""
+    target = directory / name
+    if not target.exists():
+        build(name).save_pretrained(target)
+    return target
+
+
+def prompt(length: int, seed: int = 7) -> list[int]:
+    """Random token ids without special ones."""
+    return torch.randint(3, VOCAB, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+@torch.no_grad()
+def logits(name: str, ids: list[int]) -> torch.Tensor:
+    """float32 [len(ids), vocab] from one forward pass without a cache."""
+    return build(name)(torch.tensor([ids]), use_cache=False).logits[0].float()
+
+
+@torch.no_grad()
+def greedy(name: str, ids: list[int], count: int) -> tuple[list[int], float]:
+    """(``count`` greedy tokens, each from a whole forward pass without a cache; the smallest top-2 gap on the way)."""
+    made: list[int] = []
+    gap = float("inf")
+    for _ in range(count):
+        best = logits(name, ids + made)[-1].topk(2)
+        gap = min(gap, float(best.values[0] - best.values[1]))
+        made.append(int(best.indices[0]))
+    return made, gap
