@@ -98,7 +98,8 @@ class GGUFModel:
             if name is None:
                 raise UnsupportedError(f"GGUF tensor {tensor.name} is not supported for architecture {self.rules.architecture}")
             values = dequantize(tensor.data, tensor.tensor_type)
-            yield name, torch.from_numpy(np.ascontiguousarray(self._undo(name, values, config))).to(dtype)
+            values = np.require(self._undo(name, values, config), requirements=["C", "W"])
+            yield name, torch.from_numpy(values).to(dtype)
             progress(done + 1, len(tensors))
 
     def _undo(self, name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.ndarray:

@@ -26,13 +26,16 @@ def make_runner(name: str, root: Path, blocks: tuple[int, ...], dtype: str = "fl
     path = tiny.write(name, root)
     spec = read_spec(load_config(path), families=FAMILIES)
     family, torch_dtype = FAMILIES.named(spec.family), getattr(torch, dtype)
-    return Runner(
+    runner = Runner(
         spec=spec,
         family=family,
         layout=hand_layout(spec, blocks, dtype=dtype, num_pages=num_pages),
         weights=safetensors_weights(path, family, dtype=torch_dtype),
         dtype=torch_dtype,
     )
+    # Bytes nobody has written are NaN in every float dtype: reading one shows.
+    runner.arena.buffer.fill_(0xFF)
+    return runner
 
 
 def cuts(length: int, rng: np.random.Generator, most: int) -> list[int]:
