@@ -29,7 +29,13 @@ BASE = MappingProxyType(
     }
 )
 LLAMA3 = MappingProxyType(
-    {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+    {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
 )
 YARN = MappingProxyType({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64})
 GEMMA = MappingProxyType(

@@ -1,4 +1,4 @@
-"""Layer kinds, one folder each: what a layer remembers (``spec.py``), how it computes, and the slow oracle that says what is right.
+"""Layer kinds, one folder each: what a layer remembers (``spec.py``), how it computes, and the slow oracle of it.
 
 Owns finding them. Importing this package or any ``spec.py`` needs no torch.
 """

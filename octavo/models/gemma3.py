@@ -73,7 +73,7 @@ def options(config: Config) -> Mapping[str, Any]:
 
 
 def from_gguf(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Config from GGUF metadata of architecture ``gemma3``. The layer pattern and the local theta are the architecture's own."""
+    """Config from GGUF metadata of architecture ``gemma3``. Layer pattern and local theta are the architecture's own."""
     keys = {**GGUF_KEYS, "attention.sliding_window": "sliding_window"}
     known = ("attention.value_length", "rope.scaling.type", "rope.scaling.factor", "rope.dimension_count", "rope.freq_base_swa")
     config = gguf_config(metadata, keys, known)

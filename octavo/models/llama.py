@@ -74,6 +74,9 @@ FAMILY = Family(
         config=from_gguf,
         names=(*GGUF_NAMES, (r"blk\.(\d+)\.ffn_norm\.weight", r"model.layers.\1.post_attention_layernorm.weight")),
         # The converter interleaves the two halves of every head of q and k, as llama.cpp rotates neighbouring pairs.
-        unpermute=((r".*\.q_proj\.(weight|bias)", "num_attention_heads"), (r".*\.k_proj\.(weight|bias)", "num_key_value_heads")),
+        unpermute=(
+            (r".*\.q_proj\.(weight|bias)", "num_attention_heads"),
+            (r".*\.k_proj\.(weight|bias)", "num_key_value_heads"),
+        ),
     ),
 )

@@ -1,7 +1,7 @@
 """The torch layer of every kind that keeps separate keys and values per head.
 
-Owns projections, per-head norms and rotation, with the checkpoint's module names. What is remembered, and how far a query sees, is
-the kind's: it passes a window or none. ``project`` is shared with the kinds' slow references.
+Owns projections, per-head norms and rotation, with the checkpoint's module names. What is remembered, and how far a query
+sees, is the kind's: it passes a window or none. ``project`` is shared with the kinds' slow references.
 """
 
 from __future__ import annotations

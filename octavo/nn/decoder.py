@@ -1,7 +1,7 @@
 """A decoder-only transformer of any kinds of layers: embedding, blocks, norm, head.
 
-Owns ``Decoder``, which a family configures by ``DecoderOptions``. Knows layers by their kind's contract only. Module names are those
-of Hugging Face checkpoints.
+Owns ``Decoder``, which a family configures by ``DecoderOptions``. Knows layers by their kind's contract only. Module names are
+those of Hugging Face checkpoints.
 """
 
 from __future__ import annotations

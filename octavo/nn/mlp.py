@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
 
@@ -9,7 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-GATES = MappingProxyType({"silu": F.silu, "gelu": F.gelu, "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh")})
+Gate = Callable[[Tensor], Tensor]
+
+GATES: Mapping[str, Gate] = MappingProxyType(
+    {"silu": F.silu, "gelu": F.gelu, "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh")}
+)
 """Gate activations by Transformers' name."""
 
 

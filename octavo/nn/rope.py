@@ -1,8 +1,9 @@
 """Rotary position embedding: frequencies, tables, rotation.
 
-Owns the formulas of ``default`` (Su et al. 2021), ``linear``, ``llama3`` and ``yarn`` (Peng et al. 2023) scaling as Transformers' ``modeling_rope_utils``
-writes them, operation by operation, so that float32 results agree. Halves are rotated against each other, as in all checkpoints of
-Hugging Face.
+Owns the formulas of ``default`` (Su et al. 2021), ``linear``, ``llama3`` and ``yarn`` (Peng et al. 2023) scaling as
+Transformers' ``modeling_rope_utils``
+writes them, operation by operation, so that float32 results agree. Halves are rotated against each other, as in all
+checkpoints of Hugging Face.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Softmax attention over paged keys and values, in plain torch, for prefill chunks and decodes in one call.
 
 Owns ``attend``, which a compiled kernel replaces. Decodes gather pages of about equally long contexts together and multiply per
-K/V head; prefill runs in query tiles, so that no score matrix outgrows ``TILE_SCORES``. ``ops/reference.py`` says what is right.
+K/V head; prefill runs in query tiles, so that no score matrix outgrows ``TILE_SCORES``. ``ops/reference.py`` says what is
+right.
 torch's own scaled_dot_product_attention is not used: on CPU it reads decode contexts many times slower than plain matmuls.
 """
 
@@ -49,7 +50,8 @@ def attend(
 ) -> Tensor:
     """Causal attention of one step's tokens, and the storing of their keys and values.
 
-    q: [T, Hq, D]; k, v: [T, Hkv, D], the step's own; fields ``k`` and ``v`` of ``view`` hold the past. Returns [T, Hq, D] in q's
+    q: [T, Hq, D]; k, v: [T, Hkv, D], the step's own; fields ``k`` and ``v`` of ``view`` hold the past. Returns [T, Hq, D] in
+    q's
     dtype. Tokens of ``batch.before`` are stored ahead of all reads, those of ``batch.after`` behind them, because a page may be
     read as one block and written as another in the same step.
     """

@@ -1,7 +1,7 @@
 """The form in which a step's caches reach a layer: views of pages, and where to read and write in them.
 
-Owns ``FieldView`` (one field of one layer over the arena) and the tensors that ``runner/batch.py`` makes once per step and group:
-``Writes``, ``RequestRead``, ``DecodeBucket``, ``GroupBatch``. Knows no plan, no law and no kind.
+Owns ``FieldView`` (one field of one layer over the arena) and the tensors that ``runner/batch.py`` makes once per step and
+group: ``Writes``, ``RequestRead``, ``DecodeBucket``, ``GroupBatch``. Knows no plan, no law and no kind.
 
 Rows outside the intervals a step reads may hold anything, NaN included. Whoever gathers them selects them away.
 """

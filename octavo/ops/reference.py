@@ -1,6 +1,7 @@
 """Naive paged attention, token by token, straight from the plan's own tables: what ``ops/attention.py`` is tested against.
 
-Owns nothing the engine runs. Shares no code with the fast path: it walks the table and the write lists of a ``GroupStep`` itself.
+Owns nothing the engine runs. Shares no code with the fast path: it walks the table and the write lists of a ``GroupStep``
+itself.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ def attend_reference(
                 scores = softcap * torch.tanh(scores / softcap)
             weights = torch.exp(scores - scores.max())
             total = weights.sum() if sinks is None else weights.sum() + torch.exp(sinks[head].double() - scores.max())
-            out[token, head] = sum((w / total * value[shared].double() for w, (_, value) in zip(weights, pairs, strict=True)), start=0.0)
+            out[token, head] = sum(
+                (w / total * value[shared].double() for w, (_, value) in zip(weights, pairs, strict=True)), start=0.0
+            )
     _write(k, v, fields, group, [t for t, i in enumerate(owner) if group.fresh[i]])
     return out
 

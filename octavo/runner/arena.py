@@ -18,7 +18,7 @@ from octavo.spec.stream import DTYPE_BYTES
 
 
 class Arena:
-    """One buffer of ``layout.arena.total_bytes`` on a device, uninitialised. It outlives models: views are cut when asked for."""
+    """One buffer of ``layout.arena.total_bytes`` on a device, uninitialised. It outlives models; views are cut on demand."""
 
     def __init__(self, layout: CacheLayout, device: torch.device | str = "cpu") -> None:
         self.layout = layout.arena

@@ -1,7 +1,7 @@
 """Models from GGUF files: config and weights, dequantised by the ``gguf`` library.
 
-Owns reading metadata without the vocabulary, and undoing what llama.cpp's converter did to names, rows and norms, as the family's
-``GGUFRules`` say. Tokenizers are the engine's business.
+Owns reading metadata without the vocabulary, and undoing what llama.cpp's converter did to names, rows and norms, as the
+family's ``GGUFRules`` say. Tokenizers are the engine's business.
 """
 
 from __future__ import annotations
@@ -80,7 +80,9 @@ class GGUFModel:
         metadata = {name.removeprefix(prefix): self._value(name) for name in fields if name.startswith(prefix)}
         shapes = {tensor.name: tensor.shape for tensor in self.reader.tensors}
         if "rope_freqs.weight" in shapes:
-            raise UnsupportedError("GGUF tensor rope_freqs.weight (scaled rotary frequencies) is not supported; use the safetensors checkpoint")
+            raise UnsupportedError(
+                "GGUF tensor rope_freqs.weight (scaled rotary frequencies) is not supported; use the safetensors checkpoint"
+            )
         config = self.rules.config(metadata)
         config.setdefault("vocab_size", int(shapes["token_embd.weight"][1]))
         config["tie_word_embeddings"] = "output.weight" not in shapes
@@ -112,6 +114,6 @@ class GGUFModel:
 
 
 def unpermute(values: np.ndarray, heads: int) -> np.ndarray:
-    """Undo llama.cpp's row order of q and k: within each head, pairs (i, i + D/2) were made neighbours. [heads * D, ...] -> same."""
+    """Undo llama.cpp's row order of q and k, pairs (i, i + D/2) of a head made neighbours. [heads * D, ...] -> the same."""
     pairs = values.reshape(heads, -1, 2, *values.shape[1:])
     return pairs.swapaxes(1, 2).reshape(values.shape)

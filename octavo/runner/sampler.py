@@ -1,6 +1,7 @@
 """From logits to tokens, for a whole batch at once.
 
-Owns greedy choice, temperature, top-k and top-p. Every request draws from its own sequence: one number per generated token, from
+Owns greedy choice, temperature, top-k and top-p. Every request draws from its own sequence: one number per generated token,
+from
 its seed (or the engine's and its id) and its count of output tokens, so a batch's other members never change what it draws.
 """
 

@@ -67,7 +67,9 @@ def fill(model: Decoder, weights: Weights, *, dtype: torch.dtype, device: torch.
         if name in model.tied:
             continue
         if name not in wanted:
-            raise ConfigError(f"tensor {name} of the checkpoint has no place in the model; the config and the weights do not match")
+            raise ConfigError(
+                f"tensor {name} of the checkpoint has no place in the model; the config and the weights do not match"
+            )
         if name in given:
             raise ConfigError(f"tensor {name} is twice in the checkpoint")
         if tensor.shape != wanted[name].shape:

@@ -41,7 +41,9 @@ class AttentionParams:
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
-            raise UnsupportedError(f"num_attention_heads {self.num_heads} is not a multiple of num_key_value_heads {self.num_kv_heads}")
+            raise UnsupportedError(
+                f"num_attention_heads {self.num_heads} is not a multiple of num_key_value_heads {self.num_kv_heads}"
+            )
         if self.head_dim % 2:
             raise UnsupportedError(f"head_dim {self.head_dim} is odd; rotary embedding needs pairs")
 

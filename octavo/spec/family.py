@@ -54,7 +54,8 @@ class Family:
         run with UnsupportedError naming the field.
     layers, options: from the normalized config, the layer list and what ``module`` needs beyond it.
     module: ``module:Class`` of the torch model: ``Class(spec, dtype=, device=)``.
-    names: checkpoint tensor name -> module name. ignored: patterns of checkpoint tensors that are not weights of the text model.
+    names: checkpoint tensor name -> module name. ignored: patterns of checkpoint tensors that are not weights of the text
+    model.
     """
 
     name: str

@@ -20,7 +20,8 @@ from octavo.spec.family import Families, Family
 from octavo.spec.kind import Config, Kind, ModelSpec
 
 PLUGIN_GROUP = "octavo.plugins"
-"""Entry point group. A plugin is a module with ``FAMILIES: tuple[Family, ...]`` and ``KINDS: tuple[type[Kind], ...]``, either optional."""
+"""Entry point group. A plugin is a module with ``FAMILIES`` (tuple of Family) and ``KINDS`` (tuple of Kind classes), or
+either."""
 
 
 def load_config(path: str | Path) -> dict[str, Any]:
@@ -82,7 +83,9 @@ def read_spec(config: Config, *, families: Families | None = None) -> ModelSpec:
     text = text_config(config)
     if text.get("quantization_config"):
         method = text["quantization_config"].get("quant_method", "unknown")
-        raise UnsupportedError(f"quantization_config (quant_method {method!r}) is not supported; give an unquantised checkpoint or a GGUF file")
+        raise UnsupportedError(
+            f"quantization_config (quant_method {method!r}) is not supported; give an unquantised checkpoint or a GGUF file"
+        )
     normal = family.normalize(text)
     return ModelSpec(
         family=family.name,

@@ -1,7 +1,7 @@
 """Rotary position embedding as a config describes it. Torch-free.
 
-Owns ``RopeParams`` and the reading of all spellings of ``rope_theta`` / ``rope_scaling`` / ``rope_parameters``. Knows no tensors:
-``nn/rope.py`` turns the parameters into frequencies.
+Owns ``RopeParams`` and the reading of all spellings of ``rope_theta`` / ``rope_scaling`` / ``rope_parameters``. Knows no
+tensors: ``nn/rope.py`` turns the parameters into frequencies.
 """
 
 from __future__ import annotations
@@ -71,7 +71,9 @@ def _parse(given: Mapping[str, Any], where: str, config: Config) -> RopeParams:
     if unknown:
         raise UnsupportedError(f"{where}.{unknown[0]} is not supported")
     if given.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)) not in (1, None):
-        raise UnsupportedError(f"{where}.partial_rotary_factor {given.get('partial_rotary_factor')} is not supported; only 1.0 is")
+        raise UnsupportedError(
+            f"{where}.partial_rotary_factor {given.get('partial_rotary_factor')} is not supported; only 1.0 is"
+        )
     if rope_type != "default" and given.get("original_max_position_embeddings") is None:
         # Transformers falls back to the model's own length for both scalings that need one.
         given = {**given, "original_max_position_embeddings": config.get("max_position_embeddings")}

@@ -101,6 +101,8 @@ class Bench:
         if group.fixed is None:
             found = table[request, blocks]
         else:
-            found = table[request, np.where(blocks < group.fixed, blocks, group.fixed + (blocks - group.fixed) % max(group.turning, 1))]
+            found = table[
+                request, np.where(blocks < group.fixed, blocks, group.fixed + (blocks - group.fixed) % max(group.turning, 1))
+            ]
         assert (found != NO_PAGE).all()
         return torch.from_numpy(found.astype(np.int64))

@@ -34,9 +34,7 @@ def all_kinds() -> tuple[type[Kind], ...]:
     return find_families([module for module in modules if hasattr(module, "KINDS")]).kinds
 
 
-EXAMPLES = [
-    pytest.param(kind, id=f"{kind.name}-{number}") for cls in all_kinds() for number, kind in enumerate(cls.examples())
-]
+EXAMPLES = [pytest.param(kind, id=f"{kind.name}-{number}") for cls in all_kinds() for number, kind in enumerate(cls.examples())]
 LENGTH = 45
 every_example = pytest.mark.parametrize("kind", EXAMPLES)
 

@@ -1,4 +1,5 @@
-"""The fast paged attention against the naive one: ragged lengths, odd tables, windows, fresh and paged mixed, NaN everywhere else."""
+"""The fast paged attention against the naive one: ragged lengths, odd tables, windows, fresh and paged mixed, NaN everywhere
+else."""
 
 from __future__ import annotations
 

@@ -64,7 +64,9 @@ class PlanMaker:
         self.tables = []
         rng, unit = np.random.default_rng(self.shuffle), 0
         for group in self.layout.groups:
-            columns = ceil_div(self.layout.max_model_len, group.block_tokens) if group.fixed is None else group.fixed + group.turning
+            columns = (
+                ceil_div(self.layout.max_model_len, group.block_tokens) if group.fixed is None else group.fixed + group.turning
+            )
             capacity = self.layout.arena.slab_units // sum(self.layout.arena.page_units)
             count = min(self.requests * columns, capacity)
             pages = unit + rng.permutation(count) * group.page_units

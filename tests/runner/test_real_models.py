@@ -43,14 +43,18 @@ def test_greedy_continuation_equals_transformers(source: object, copies: int, tm
     ids, count = ([2] if source is gemma else []) + PROMPT * copies, 20
     with torch.inference_mode():
         oracle = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
-        expected = oracle.generate(torch.tensor([ids]), max_new_tokens=count, min_new_tokens=count, do_sample=False)[0, len(ids) :]
+        expected = oracle.generate(torch.tensor([ids]), max_new_tokens=count, min_new_tokens=count, do_sample=False)[
+            0, len(ids) :
+        ]
         whole = oracle(torch.tensor([[*ids, *expected.tolist()]]), use_cache=False).logits[0, len(ids) - 1 : -1].float()
     gaps = whole.topk(2).values
     assert (gaps[:, 0] - gaps[:, 1]).min() > 1e-4, "a tie: choose another prompt"
     model = GGUFModel(path, FAMILIES)
     spec = read_spec(model.config(), families=FAMILIES)
     layout = hand_layout(spec, (64, 128))
-    runner = Runner(spec=spec, family=model.family, layout=layout, weights=model.weights(dtype=torch.float32), dtype=torch.float32)
+    runner = Runner(
+        spec=spec, family=model.family, layout=layout, weights=model.weights(dtype=torch.float32), dtype=torch.float32
+    )
     runner.arena.buffer.fill_(0xFF)
     maker, made = PlanMaker(layout, 1), []
     for start in range(0, len(ids), 200):

@@ -75,7 +75,9 @@ def test_logits_of_a_mixed_batch_equal_transformers(name: str, checkpoints: Path
         chunks = []
         for i in ready:
             length = 1 if rng.random() < 0.6 else int(rng.integers(1, 30))
-            chunks.append(Chunk(i, prompts[i][maker.computed[i] : maker.computed[i] + length], samples=bool(rng.random() < 0.7)))
+            chunks.append(
+                Chunk(i, prompts[i][maker.computed[i] : maker.computed[i] + length], samples=bool(rng.random() < 0.7))
+            )
         logits = runner.logits(maker.plan(chunks))
         places = [(c.request, maker.computed[c.request] - 1) for c in chunks if c.samples]
         assert logits.shape == (len(places), tiny.VOCAB)

@@ -40,12 +40,27 @@ class FullAttention(Kind):
             cls(attention=AttentionParams(hidden_size=48, num_heads=4, num_kv_heads=2, head_dim=16, scale=0.25, rope=plain)),
             cls(
                 attention=AttentionParams(
-                    hidden_size=48, num_heads=3, num_kv_heads=1, head_dim=8, scale=0.3, rope=scaled, qk_norm="scale", bias=True, out_bias=True
+                    hidden_size=48,
+                    num_heads=3,
+                    num_kv_heads=1,
+                    head_dim=8,
+                    scale=0.3,
+                    rope=scaled,
+                    qk_norm="scale",
+                    bias=True,
+                    out_bias=True,
                 )
             ),
             cls(
                 attention=AttentionParams(
-                    hidden_size=32, num_heads=2, num_kv_heads=2, head_dim=10, scale=0.3, rope=plain, qk_norm="offset", softcap=5.0
+                    hidden_size=32,
+                    num_heads=2,
+                    num_kv_heads=2,
+                    head_dim=10,
+                    scale=0.3,
+                    rope=plain,
+                    qk_norm="offset",
+                    softcap=5.0,
                 )
             ),
         )

@@ -39,7 +39,9 @@ class SlidingWindow(Kind):
     @classmethod
     def examples(cls) -> tuple[Self, ...]:
         """Windows of one token, of less than a block, of no whole number of blocks, and of several blocks."""
-        plain = AttentionParams(hidden_size=48, num_heads=4, num_kv_heads=2, head_dim=16, scale=0.25, rope=RopeParams(theta=10000.0))
+        plain = AttentionParams(
+            hidden_size=48, num_heads=4, num_kv_heads=2, head_dim=16, scale=0.25, rope=RopeParams(theta=10000.0)
+        )
         normed = AttentionParams(
             hidden_size=32, num_heads=4, num_kv_heads=1, head_dim=8, scale=0.3, rope=RopeParams(theta=1000.0), qk_norm="offset"
         )
