@@ -1,0 +1,360 @@
+"""A runner without tensors: shadow memory that knows which entry lies in every row, and checks each read and write.
+
+Owns the truth about each request (its tokens need no cache to be known) and the shadow of the arena. Knows plans and layouts;
+knows no scheduler and no cache manager, so it cannot repeat their mistakes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from octavo.base import Interval, block_range
+from octavo.cache.layout import CacheLayout
+from octavo.sched.sampling import SamplingParams
+from octavo.sched.step import CopyJob, GroupStep, StepPlan, StepResult
+from octavo.spec.law import Law
+
+Record = tuple[int, int]
+"""What an entry is: its position, and the hash of all the request's tokens up to and including it."""
+
+IndexedRows = Callable[[int, int], int]
+"""(group, page) -> leading rows of that page that the prefix index offers to others."""
+
+_MASK = (1 << 64) - 1
+
+
+class Violation(AssertionError):
+    """A plan read an entry that is not there, or wrote where it must not."""
+
+
+def mix(seed: int, value: int) -> int:
+    """One step of a 64-bit hash chain (the finaliser of splitmix64): equal on every machine and Python."""
+    mixed = (seed * 0x9E3779B97F4A7C15 + value + 1) & _MASK
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
+    return mixed ^ (mixed >> 31)
+
+
+@dataclass(kw_only=True)
+class Truth:
+    """All tokens a request will ever have, known without any cache.
+
+    The sampled token after n tokens is a function of their hash and of ``params.seed`` over ``vocab_size`` tokens.
+    """
+
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    salt: str
+    vocab_size: int
+    tokens: list[int] = field(default_factory=list)
+    records: list[Record] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for token in self.prompt:
+            self._append(token)
+
+    def _append(self, token: int) -> None:
+        last = self.records[-1][1] if self.records else mix(0, sum(ord(c) << 8 * i for i, c in enumerate(self.salt)))
+        self.records.append((len(self.tokens), mix(last, token)))
+        self.tokens.append(token)
+
+    def reach(self, n: int) -> None:
+        """Make the first ``n`` tokens known."""
+        while len(self.tokens) < n:
+            self._append(self._sample())
+
+    def _sample(self) -> int:
+        return mix(self.records[-1][1], self.params.seed or 0) % self.vocab_size
+
+    def token(self, position: int) -> int:
+        """The token at a position."""
+        self.reach(position + 1)
+        return self.tokens[position]
+
+    def output(self, length: int) -> list[int]:
+        """The first ``length`` tokens after the prompt."""
+        self.reach(len(self.prompt) + length)
+        return self.tokens[len(self.prompt) : len(self.prompt) + length]
+
+
+@dataclass(kw_only=True)
+class ShadowPage:
+    """What lies in one page: the group whose layout it was written in, and a record per row."""
+
+    group: int
+    units: int
+    rows: list[Record | None]
+
+
+class ShadowArena:
+    """Records instead of bytes. Pages of different sizes lie over one another: a write in one breaks the others."""
+
+    def __init__(self, layout: CacheLayout) -> None:
+        self.layout = layout
+        self.pages: dict[int, ShadowPage] = {}
+        self._cover = [-1] * layout.arena.scratch_unit
+
+    def page(self, start: int) -> ShadowPage | None:
+        """The page written at unit ``start``, unless something was written over it."""
+        return self.pages.get(start)
+
+    def claim(self, start: int, group: int) -> ShadowPage:
+        """The page at ``start`` in the layout of ``group``; what lay there in another layout is gone."""
+        page = self.pages.get(start)
+        if page is not None and page.group == group:
+            return page
+        layout = self.layout.groups[group]
+        return self.place(start, ShadowPage(group=group, units=layout.page_units, rows=[None] * layout.block_tokens))
+
+    def place(self, start: int, page: ShadowPage) -> ShadowPage:
+        """Put a whole page at ``start``. Raises Violation where it would leave the arena or cross a slab's border."""
+        slab = self.layout.arena.slab_units
+        if start < 0 or start + page.units > len(self._cover) or start // slab != (start + page.units - 1) // slab:
+            raise Violation(f"page at unit {start} of {page.units} units lies outside the arena or across two slabs")
+        self.wipe(start, page.units)
+        self.pages[start] = page
+        self._cover[start : start + page.units] = [start] * page.units
+        return page
+
+    def wipe(self, start: int, units: int) -> None:
+        """Forget every page that touches units ``[start, start + units)``."""
+        for covering in set(self._cover[start : start + units]) - {-1}:
+            gone = self.pages.pop(covering)
+            self._cover[covering : covering + gone.units] = [-1] * gone.units
+
+    def copy(self, job: CopyJob) -> None:
+        """Run one copy job. A source that holds nothing known makes the target unknown too."""
+        if abs(job.source - job.target) < job.units:
+            raise Violation(f"copy from unit {job.source} to {job.target} of {job.units} units overlaps itself")
+        page = self.pages.get(job.source)
+        if page is None or page.units != job.units:
+            self.wipe(job.target, job.units)
+            return
+        self.place(job.target, ShadowPage(group=page.group, units=page.units, rows=list(page.rows)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One request's share of one group's step."""
+
+    index: int
+    request_id: str
+    start: int
+    stop: int
+    fresh: bool
+    truth: Truth
+
+
+def read_intervals(law: Law, part: Part) -> tuple[Interval, ...]:
+    """Tokens whose entries must come from pages while tokens ``[start, stop)`` are computed.
+
+    Fresh: the past of every token, up to ``start``. Write first: the past of every token and the token itself.
+    """
+    limit = part.start if part.fresh else part.stop
+    wanted: set[Interval] = set() if part.fresh else {(part.start, part.stop)}
+    for token in range(part.start, part.stop):
+        needs = law.needs(token)
+        wanted.update((start, min(stop, limit)) for start, stop in needs if start < limit)
+        if part.fresh and needs and needs[0] == (0, token):
+            break
+    return _union(wanted)
+
+
+def _union(intervals: set[Interval]) -> tuple[Interval, ...]:
+    merged: list[Interval] = []
+    for start, stop in sorted(intervals):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], stop))
+        else:
+            merged.append((start, stop))
+    return tuple(merged)
+
+
+@dataclass(kw_only=True)
+class Traffic:
+    """Rows, as bit masks, that each request read and wrote in one step, by (group, page)."""
+
+    reads: dict[tuple[int, int], dict[str, int]] = field(default_factory=dict)
+    writes: dict[tuple[int, int], tuple[str, int]] = field(default_factory=dict)
+
+    def note_read(self, group: int, page: int, request_id: str, mask: int) -> None:
+        """Rows ``mask`` of a page were read."""
+        readers = self.reads.setdefault((group, page), {})
+        readers[request_id] = readers.get(request_id, 0) | mask
+
+    def note_write(self, group: int, page: int, request_id: str, mask: int) -> str:
+        """Rows ``mask`` of a page were written; returns who wrote there first in this step."""
+        first, masks = self.writes.get((group, page), (request_id, 0))
+        self.writes[group, page] = (first, masks | mask)
+        return first
+
+
+class FakeRunner:
+    """Executes plans on a ShadowArena. Raises Violation at the first read or write that a real model would be wrong by.
+
+    indexed_rows: hook on the prefix index; rows it reports may not be written. The memory of this runner is its own.
+    """
+
+    def __init__(self, layout: CacheLayout, *, vocab_size: int = 2, indexed_rows: IndexedRows | None = None) -> None:
+        self.layout = layout
+        self.vocab_size = vocab_size
+        self.arena = ShadowArena(layout)
+        self.truths: dict[str, Truth] = {}
+        self.entries_read = 0
+        self.entries_written = 0
+        self._indexed_rows = indexed_rows
+        self._in_flight: dict[int, Traffic] = {}
+
+    def register(self, request_id: str, prompt: Sequence[int], params: SamplingParams, salt: str = "") -> Truth:
+        """Tell the runner of a request before its first step."""
+        truth = Truth(prompt=tuple(prompt), params=params, salt=salt, vocab_size=self.vocab_size)
+        self.truths[request_id] = truth
+        return truth
+
+    def forget(self, request_id: str) -> None:
+        """A request is over; a plan that names it again is an error."""
+        del self.truths[request_id]
+
+    def settle(self, step: int) -> None:
+        """The receipt of a step has been given to the scheduler: what it read may be written again."""
+        self._in_flight.pop(step, None)
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run one step and sample."""
+        parts = self._parts(plan)
+        for job in plan.copies:
+            self.arena.copy(job)
+        traffic = Traffic()
+        for group, step in enumerate(plan.groups):
+            self._run_group(group, step, parts[group], plan, traffic)
+        self._check_traffic(plan, traffic)
+        self._in_flight[plan.step] = traffic
+        tokens = {
+            name: self.truths[name].token(int(plan.stop[i])) for i, name in enumerate(plan.request_ids) if plan.samples[i]
+        }
+        return StepResult(step=plan.step, tokens=tokens)
+
+    def lose(self, plan: StepPlan) -> StepResult:
+        """A step that fails: everything it would have written is garbage, copies included, and nothing is sampled."""
+        for job in plan.copies:
+            self.arena.wipe(job.target, job.units)
+        for group, step in enumerate(plan.groups):
+            for page in {int(page) for page in step.write_page if page >= 0}:
+                self.arena.wipe(page, self.layout.groups[group].page_units)
+        return StepResult(step=plan.step, tokens={}, failed=True)
+
+    def _parts(self, plan: StepPlan) -> list[list[Part]]:
+        """Every request's share per group, after checking that the plan asks for the right tokens."""
+        if len(plan.groups) != len(self.layout.groups):
+            raise Violation(f"step {plan.step} has {len(plan.groups)} groups, the layout {len(self.layout.groups)}")
+        if len(set(plan.request_ids)) != len(plan.request_ids):
+            raise Violation(f"step {plan.step} names a request twice: {plan.request_ids}")
+        parts: list[list[Part]] = [[] for _ in plan.groups]
+        for i, name in enumerate(plan.request_ids):
+            truth = self.truths.get(name)
+            if truth is None:
+                raise Violation(f"step {plan.step} computes {name}, which is over or was never added")
+            start, stop = int(plan.start[i]), int(plan.stop[i])
+            self._check_tokens(plan, i, truth)
+            for group, step in enumerate(plan.groups):
+                fresh = bool(step.fresh[i])
+                parts[group].append(Part(index=i, request_id=name, start=start, stop=stop, fresh=fresh, truth=truth))
+        return parts
+
+    def _check_tokens(self, plan: StepPlan, i: int, truth: Truth) -> None:
+        name, start, stop = plan.request_ids[i], int(plan.start[i]), int(plan.stop[i])
+        first, last = int(plan.query_start[i]), int(plan.query_start[i + 1])
+        if not 0 <= start < stop or last - first != stop - start:
+            raise Violation(f"{name}: tokens [{start}, {stop}) are given as rows [{first}, {last})")
+        truth.reach(stop)
+        if plan.token_ids[first:last].tolist() != truth.tokens[start:stop]:
+            given, true = plan.token_ids[first:last].tolist(), truth.tokens[start:stop]
+            raise Violation(f"{name}: tokens [{start}, {stop}) are {given}, should be {true}")
+        known = len(truth.prompt) + int(plan.output_len[i])
+        if bool(plan.samples[i]) != (stop == known):
+            raise Violation(f"{name}: samples is {bool(plan.samples[i])} at {stop} of {known} known tokens")
+
+    def _run_group(self, group: int, step: GroupStep, parts: list[Part], plan: StepPlan, traffic: Traffic) -> None:
+        law = self.layout.groups[group].group.law
+        for part in parts:
+            if part.fresh:
+                self._read(group, step, part, read_intervals(law, part), traffic)
+        for part in parts:
+            self._write(group, step, part, plan, traffic)
+        for part in parts:
+            if not part.fresh:
+                if law.reads_before_writing:
+                    raise Violation(f"{part.request_id}: group {group} ({law.describe()}) must read before it writes")
+                self._read(group, step, part, read_intervals(law, part), traffic)
+
+    def _read(self, group: int, step: GroupStep, part: Part, intervals: tuple[Interval, ...], traffic: Traffic) -> None:
+        for block, first, last in _pieces(intervals, step.block_tokens):
+            unit = int(step.table[step.rows[part.index], step.column(block)])
+            offset = block * step.block_tokens
+            page = self.arena.page(unit)
+            found = None if page is None or page.group != group else page.rows[first - offset : last - offset]
+            wanted = part.truth.records[first:last]
+            if found != wanted:
+                law = self.layout.groups[group].group.law.describe()
+                raise Violation(
+                    f"{part.request_id} computing [{part.start}, {part.stop}): group {group} ({law}) reads tokens "
+                    f"[{first}, {last}) of block {block} at unit {unit}: wanted {wanted}, found {found} "
+                    f"(page of group {None if page is None else page.group})"
+                )
+            self.entries_read += last - first
+            traffic.note_read(group, unit, part.request_id, (1 << last - offset) - (1 << first - offset))
+
+    def _write(self, group: int, step: GroupStep, part: Part, plan: StepPlan, traffic: Traffic) -> None:
+        base = int(plan.query_start[part.index]) - part.start
+        for position in range(part.start, part.stop):
+            unit, row = int(step.write_page[base + position]), int(step.write_row[base + position])
+            if unit < 0:
+                continue
+            where = f"{part.request_id}: group {group} writes token {position} to unit {unit} row {row}"
+            if row != position % step.block_tokens:
+                raise Violation(f"{where}, should be row {position % step.block_tokens}")
+            if self._indexed_rows is not None and row < self._indexed_rows(group, unit):
+                raise Violation(f"{where}, which the prefix index offers to others")
+            first = traffic.note_write(group, unit, part.request_id, 1 << row)
+            if first != part.request_id:
+                raise Violation(f"{where}, where {first} writes in the same step")
+            self.arena.claim(unit, group).rows[row] = part.truth.records[position]
+            self.entries_written += 1
+
+    def _check_traffic(self, plan: StepPlan, traffic: Traffic) -> None:
+        """Nobody writes what another group or request reads in this step or in one still in flight.
+
+        Layers of one group read before they write and their slices of a page are their own, so a request may turn its ring;
+        any other hand-over inside a step, or before the receipt of the reading step, depends on luck.
+        """
+        writers = {
+            unit: (group, page, name, mask)
+            for (group, page), (name, mask) in traffic.writes.items()
+            for unit in self._units(group, page)
+        }
+        for step, other in ((plan.step, traffic), *self._in_flight.items()):
+            for (group, page), readers in other.reads.items():
+                for unit in self._units(group, page):
+                    if unit in writers and _conflict((group, page), readers, writers[unit]):
+                        written, start, name, _ = writers[unit]
+                        raise Violation(
+                            f"step {plan.step}: {name} writes group {written} unit {start}, which {sorted(readers)} read as "
+                            f"group {group} unit {page} in step {step}, not yet received"
+                        )
+
+    def _units(self, group: int, page: int) -> range:
+        return range(page, page + self.layout.groups[group].page_units)
+
+
+def _conflict(read: tuple[int, int], readers: dict[str, int], write: tuple[int, int, str, int]) -> bool:
+    """Does the write touch what somebody else read, or the same units seen as another page?"""
+    group, page, writer, mask = write
+    return read != (group, page) or any(rows & mask for name, rows in readers.items() if name != writer)
+
+
+def _pieces(intervals: tuple[Interval, ...], block_tokens: int) -> Iterator[tuple[int, int, int]]:
+    """Intervals cut at block borders: (block, first token, last token + 1)."""
+    for start, stop in intervals:
+        for block in block_range((start, stop), block_tokens):
+            yield block, max(start, block * block_tokens), min(stop, (block + 1) * block_tokens)

@@ -1,0 +1,103 @@
+"""Toy models for the simulator: groups built from laws alone, on arenas small enough to be always in trouble.
+
+Owns the zoo of law mixtures and how a seed picks sizes. Knows laws, groups and layouts; knows no kinds, no requests and no
+scheduler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+from octavo.base import ConfigError, ceil_div
+from octavo.cache.layout import CacheLayout, GroupLayout
+from octavo.memory.layout import ArenaLayout
+from octavo.spec.group import Group, Member
+from octavo.spec.law import Chunk, Everything, Law, SinkWindow, Snapshot, Tail, Window
+from octavo.spec.stream import Field, Stream
+
+UNIT_BYTES = 64
+"""Granule of toy arenas: one cache line, so that toy pages of one token differ in size."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToyGroup:
+    """One group to be: a law, its block size in tokens, and the bytes of one entry."""
+
+    law: Law
+    block_tokens: int
+    entry_bytes: int = 64
+
+
+ZOO: tuple[tuple[str, tuple[Law, ...]], ...] = (
+    ("full", (Everything(),)),
+    ("window", (Window(8),)),
+    ("window-full", (Window(8), Everything())),
+    ("narrow-full", (Window(3), Everything())),
+    ("windows-full", (Window(4), Window(13), Everything())),
+    ("chunk-full", (Chunk(6), Everything())),
+    ("chunk", (Chunk(8),)),
+    ("sinks", (SinkWindow(2, 6),)),
+    ("sinks-full", (SinkWindow(3, 5), Everything())),
+    ("tail-full", (Tail(4, 4), Everything())),
+    ("snapshot", (Snapshot(),)),
+    ("snapshot-full", (Snapshot(), Everything())),
+    ("snapshot-window", (Snapshot(), Window(7))),
+    ("everything-at-once", (Everything(), Window(6), Chunk(5), SinkWindow(1, 4), Tail(4, 2), Snapshot())),
+)
+"""Names and laws of the toy models, for ``octavo sim --model``."""
+
+
+def toy_names() -> tuple[str, ...]:
+    """Names of all toy models."""
+    return tuple(name for name, _ in ZOO)
+
+
+def toy_layout(
+    groups: Sequence[ToyGroup], *, hash_unit: int, slab_pages: int, num_slabs: int, max_model_len: int, slack_units: int = 0
+) -> CacheLayout:
+    """Build a layout by hand.
+
+    slab_pages: pages of the largest group in one slab; slack_units: units by which a slab is larger than that.
+    """
+    made = [_group(toy, index) for index, toy in enumerate(groups)]
+    formats = [group.page_format(toy.block_tokens) for group, toy in zip(made, groups, strict=True)]
+    units = [ceil_div(fmt.page_bytes, UNIT_BYTES) for fmt in formats]
+    buckets = tuple(sorted(set(units)))
+    layouts = []
+    for group, fmt, page_units in zip(made, formats, units, strict=True):
+        fixed, turning = group.table_columns(fmt.block_tokens)
+        bucket = buckets.index(page_units)
+        layouts.append(GroupLayout(group=group, format=fmt, bucket=bucket, page_units=page_units, fixed=fixed, turning=turning))
+    arena = ArenaLayout(
+        unit_bytes=UNIT_BYTES, slab_units=slab_pages * max(units) + slack_units, num_slabs=num_slabs, page_units=buckets
+    )
+    return CacheLayout(groups=tuple(layouts), arena=arena, hash_unit=hash_unit, max_model_len=max_model_len)
+
+
+def _group(toy: ToyGroup, index: int) -> Group:
+    stream = Stream(name="toy", law=toy.law, fields=(Field(name="x", shape=(toy.entry_bytes,), dtype="uint8"),))
+    return Group(law=toy.law, members=(Member(layer=index, mixer="toy", stream=stream),))
+
+
+def draw_model(rng: Random, name: str | None = None) -> tuple[str, CacheLayout]:
+    """A toy model by name, or any, with sizes drawn from ``rng``. Raises ConfigError for a name not in the zoo."""
+    drawn = rng.choice(toy_names())
+    name = drawn if name is None else name
+    laws = dict(ZOO).get(name)
+    if laws is None:
+        raise ConfigError(f"model {name!r} is no toy model; known: {', '.join(toy_names())}; or give a path to a config.json")
+    hash_unit = rng.choice((1, 2, 3, 4))
+    blocks = [block for block in range(1, 9) if block % hash_unit == 0 or hash_unit % block == 0]
+    toys = [ToyGroup(law=law, block_tokens=rng.choice(blocks), entry_bytes=64 * rng.choice((1, 1, 2, 5))) for law in laws]
+    slab_pages = rng.choice((1, 1, 2, 3))
+    layout = toy_layout(
+        toys,
+        hash_unit=hash_unit,
+        slab_pages=slab_pages,
+        num_slabs=rng.choice((8, 12, 16, 24, 40, 80, 200)),
+        max_model_len=rng.choice((24, 48, 96)),
+        slack_units=rng.choice((0, 0, 1, 3)),
+    )
+    return name, layout
