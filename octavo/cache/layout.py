@@ -1,15 +1,23 @@
 """Where tokens meet bytes: block sizes for every group, and the arena they are cut from.
 
-Owns ``CacheLayout``, the device profiles and the choice of ``block_tokens``. Knows laws and byte counts; knows no kinds and no
-requests.
+Owns ``CacheLayout``, the device profiles, the choice of ``block_tokens``, and what a request of some length can hold. Knows
+laws and byte counts; knows no kinds, no tables and no particular request.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import lcm
+from types import MappingProxyType
 
-from octavo.memory.layout import ArenaLayout
+from octavo.base import ConfigError, ceil_div, floor_to
+from octavo.memory.layout import ArenaLayout, solve_arena
 from octavo.spec.group import Group, PageFormat
+from octavo.spec.law import Law
+
+PAGES_PER_GROUP = 8
+"""Pages of every group that an arena should hold at once; blocks shrink, then groups are split, until it does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,3 +48,239 @@ class CacheLayout:
     arena: ArenaLayout
     hash_unit: int
     max_model_len: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """What a device's kernels want of a block.
+
+    growing_tokens, growing_head_bytes: blocks of unbounded groups hold this many tokens, or fewer where one head of every field
+        already lies this many bytes together.
+    bounded_tokens: no block of a bounded group is larger; smaller ones cost ``small_penalty`` of the ring's bytes for every
+        time they fit into it, beyond the first.
+    least_tokens: blocks shrink to this, for small arenas, before groups are split.
+    """
+
+    name: str
+    growing_tokens: int
+    growing_head_bytes: int
+    bounded_tokens: int
+    least_tokens: int
+    small_penalty: float = 0.1
+
+
+CPU = Profile(name="cpu", growing_tokens=128, growing_head_bytes=32 * 1024, bounded_tokens=64, least_tokens=16)
+GPU = Profile(name="gpu", growing_tokens=64, growing_head_bytes=16 * 1024, bounded_tokens=64, least_tokens=16)
+PROFILES: Mapping[str, Profile] = MappingProxyType({profile.name: profile for profile in (CPU, GPU)})
+"""Profiles by torch's name of the device type, ``gpu`` standing for all accelerators."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Choice:
+    """A group and its block size. ``smaller``: sizes it may still shrink to, ascending; ``told``: not ours to change."""
+
+    group: Group
+    block_tokens: int
+    smaller: tuple[int, ...] = ()
+    told: bool = False
+
+    @property
+    def page_bytes(self) -> int:
+        return self.group.page_format(self.block_tokens).page_bytes
+
+
+def solve_layout(
+    groups: Sequence[Group],
+    *,
+    arena_bytes: int,
+    profile: Profile,
+    hash_unit: int,
+    max_model_len: int,
+    block_tokens: Mapping[int, int] | None = None,
+) -> CacheLayout:
+    """Choose a block size for every group, split groups whose pages are too large, and cut the arena.
+
+    block_tokens: block sizes by index into ``groups``; such a group is neither shrunk nor split.
+    The result's groups stand in the order given, parts of a group next to each other. Raises ConfigError for a block size that
+    cuts an entry or does not nest with the hash unit, CapacityError where the arena cannot hold one slab per page size.
+    """
+    if not groups:
+        raise ConfigError("groups is empty: a model without any cache needs no layout")
+    if hash_unit < 1 or max_model_len < 1:
+        raise ConfigError(f"hash_unit {hash_unit} and max_model_len {max_model_len} must be at least 1")
+    told = dict(block_tokens or {})
+    if unknown := sorted(set(told) - set(range(len(groups)))):
+        raise ConfigError(f"block_tokens names groups {unknown}; there are groups 0 to {len(groups) - 1}")
+    choices = [
+        _told(group, told[index], hash_unit) if index in told else _choose(group, profile, hash_unit, max_model_len)
+        for index, group in enumerate(groups)
+    ]
+    limit = arena_bytes // (PAGES_PER_GROUP * len(groups))
+    choices = [part for choice in choices for part in _squeeze(choice, limit, profile.least_tokens)]
+    arena, buckets = solve_arena([choice.page_bytes for choice in choices], arena_bytes)
+    return CacheLayout(
+        groups=tuple(_group_layout(c, b, arena, max_model_len) for c, b in zip(choices, buckets, strict=True)),
+        arena=arena,
+        hash_unit=hash_unit,
+        max_model_len=max_model_len,
+    )
+
+
+def nests(block_tokens: int, hash_unit: int) -> bool:
+    """Whether a block is whole hash units, or a hash unit whole blocks."""
+    return block_tokens % hash_unit == 0 or hash_unit % block_tokens == 0
+
+
+def _group_layout(choice: _Choice, bucket: int, arena: ArenaLayout, max_model_len: int) -> GroupLayout:
+    blocks = ceil_div(max_model_len, choice.block_tokens)
+    fixed, turning = choice.group.table_columns(choice.block_tokens)
+    if fixed is not None:
+        # One column at least behind the fixed ones: column arithmetic divides by it.
+        fixed = min(fixed, blocks)
+        turning = min(turning, max(1, blocks - fixed))
+    return GroupLayout(
+        group=choice.group,
+        format=choice.group.page_format(choice.block_tokens),
+        bucket=bucket,
+        page_units=arena.page_units[bucket],
+        fixed=fixed,
+        turning=turning,
+    )
+
+
+def _told(group: Group, block_tokens: int, hash_unit: int) -> _Choice:
+    group.page_format(block_tokens)
+    if not nests(block_tokens, hash_unit):
+        raise ConfigError(f"block_tokens {block_tokens} and hash_unit {hash_unit}: one must be a multiple of the other")
+    return _Choice(group=group, block_tokens=block_tokens, told=True)
+
+
+def _choose(group: Group, profile: Profile, hash_unit: int, max_model_len: int) -> _Choice:
+    """The block size that the profile wants, whatever the arena."""
+    law = group.law
+    if law.prefix is not None and law.span == 1 and group.stride == 1:
+        return _Choice(group=group, block_tokens=1)
+    if law.prefix is None:
+        sizes = _candidates(group.stride, hash_unit, min(max_model_len, profile.growing_tokens))
+        best = next((size for size in sizes if _head_bytes(group, size) >= profile.growing_head_bytes), sizes[-1])
+    else:
+        sizes = _candidates(group.stride, hash_unit, min(max_model_len, law.span, profile.bounded_tokens))
+        best = min(sizes, key=lambda size: (_ring_cost(group, size, profile), size))
+    return _Choice(group=group, block_tokens=best, smaller=tuple(size for size in sizes if size < best))
+
+
+def _candidates(stride: int, hash_unit: int, most: int) -> list[int]:
+    """Block sizes up to ``most`` that hold whole entries and nest with the hash unit, ascending; the least one if none is.
+
+    Those are powers of two times the stride, or times the least common multiple of stride and unit where the unit is odd.
+    """
+    sizes = set()
+    for base in (stride, lcm(stride, hash_unit)):
+        size = base
+        while size <= most:
+            if nests(size, hash_unit):
+                sizes.add(size)
+            size *= 2
+    return sorted(sizes) or [stride if nests(stride, hash_unit) else lcm(stride, hash_unit)]
+
+
+def _head_bytes(group: Group, block_tokens: int) -> int:
+    """Bytes that lie together for one head, in the field where that is least."""
+    return min(
+        block_tokens // member.stream.stride * (fld.entry_bytes // (fld.shape[0] if fld.shard == "heads" else 1))
+        for member in group.members
+        for fld in member.stream.fields
+    )
+
+
+def _ring_cost(group: Group, block_tokens: int, profile: Profile) -> float:
+    """Bytes one request keeps of a bounded group, times what kernels lose to small blocks."""
+    fixed, turning = group.table_columns(block_tokens)
+    assert fixed is not None
+    ring = (fixed + turning) * group.page_format(block_tokens).page_bytes
+    return ring * (1 + profile.small_penalty * max(0, profile.bounded_tokens / block_tokens - 1))
+
+
+def _squeeze(choice: _Choice, limit: int, least_tokens: int) -> list[_Choice]:
+    """Make pages no larger than ``limit`` bytes, as far as possible.
+
+    Blocks shrink to ``least_tokens``, which kernels still bear; then the group is split by layers; then blocks shrink further.
+    """
+    if choice.told:
+        return [choice]
+    choice = _shrink(choice, limit, least_tokens)
+    layers = len(choice.group.layers)
+    for parts in range(1, layers + 1):
+        split = [replace(choice, group=group) for group in choice.group.split(parts)]
+        if max(part.page_bytes for part in split) <= limit:
+            break
+    block_tokens = min(_shrink(part, limit, 1).block_tokens for part in split)
+    return [replace(part, block_tokens=block_tokens) for part in split]
+
+
+def _shrink(choice: _Choice, limit: int, least_tokens: int) -> _Choice:
+    while choice.page_bytes > limit and choice.smaller and choice.smaller[-1] >= least_tokens:
+        choice = replace(choice, block_tokens=choice.smaller[-1], smaller=choice.smaller[:-1])
+    return choice
+
+
+def request_pages(layout: CacheLayout, n: int) -> tuple[int, ...]:
+    """Pages of every group that one request can hold at most while its first ``n`` tokens are computed: what admission charges.
+
+    ``needs(m)`` of all ``m <= n``, rounded outward to blocks, together with the block being written.
+    """
+    pages = []
+    for group in layout.groups:
+        blocks = ceil_div(n, group.block_tokens)
+        pages.append(blocks if group.fixed is None else min(blocks, group.fixed + group.turning))
+    return tuple(pages)
+
+
+def pages_by_bucket(layout: CacheLayout, pages_per_group: Sequence[int]) -> list[int]:
+    """Pages per group summed up by page-size bucket, as the pool counts them."""
+    pages = [0] * len(layout.arena.page_units)
+    for group, count in zip(layout.groups, pages_per_group, strict=True):
+        pages[group.bucket] += count
+    return pages
+
+
+def request_bytes(layout: CacheLayout, n: int) -> int:
+    """Arena bytes of ``request_pages``, rounding to units and buckets included."""
+    pages = pages_by_bucket(layout, request_pages(layout, n))
+    return sum(count * units for count, units in zip(pages, layout.arena.page_units, strict=True)) * layout.arena.unit_bytes
+
+
+def ideal_bytes(layout: CacheLayout, n: int) -> int:
+    """Bytes of entries that one request of ``n`` tokens must keep at its worst moment: the largest ``bytes_needed(m)``, m <= n.
+
+    No m below one at which what grows, with all that is bounded at its bound, would not exceed the best found can be better:
+    the search from n downwards ends there, mostly at once, and after one chunk for chunked laws.
+    """
+    growing: dict[tuple[Law, int], int] = {}
+    bounded: dict[tuple[Law, int], int] = {}
+    for member in (member for group in layout.groups for member in group.group.members):
+        law, stride = member.stream.law, member.stream.stride
+        part = growing if law.prefix is None else bounded
+        part[law, stride] = part.get((law, stride), 0) + member.stream.entry_bytes
+    bound = sum(min(n, _resident(law)) // stride * size for (law, stride), size in bounded.items())
+    best = 0
+    for m in range(n, -1, -1):
+        grown = _entries_bytes(growing, m)
+        if grown + bound <= best:
+            break
+        best = max(best, grown + _entries_bytes(bounded, m))
+    return best
+
+
+def _resident(law: Law) -> int:
+    """Most tokens in ``needs(m)`` of a bounded law. The span counts the token m itself, which is not resident yet."""
+    assert law.prefix is not None
+    return law.prefix + law.span - (0 if law.reads_before_writing else 1)
+
+
+def _entries_bytes(streams: Mapping[tuple[Law, int], int], m: int) -> int:
+    entries = 0
+    for (law, stride), size in streams.items():
+        needed = [(start, floor_to(stop, stride)) for start, stop in law.needs(m)]
+        entries += sum(max(0, stop - start) // stride for start, stop in needed) * size
+    return entries
