@@ -11,8 +11,8 @@ from types import MappingProxyType, ModuleType
 
 from octavo.base import ConfigError
 
-DTYPES = ("auto", "float32", "bfloat16", "float16")
-"""Values of ``dtype``; ``auto`` is the checkpoint's own, or float32 where the device has no fast narrow arithmetic."""
+DTYPES = ("auto", "float32", "bfloat16")
+"""Values of ``dtype``; ``auto`` is float32 on a CPU and bfloat16 on a GPU."""
 
 SIZE_UNITS = MappingProxyType(
     {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
@@ -65,6 +65,8 @@ class EngineConfig:
             raise ConfigError("model must be a directory, a .gguf file or a Hub id, not an empty string")
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, not {self.dtype!r}")
+        if not isinstance(self.seed, int):
+            raise ConfigError(f"seed must be a whole number, not {self.seed!r}")
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
             raise ConfigError(f"device must be auto, cpu, cuda or cuda:N, not {self.device!r}")
         for name in ("kv_memory", "max_model_len", "max_num_batched_tokens", "max_num_seqs"):
@@ -72,8 +74,3 @@ class EngineConfig:
             optional = name in ("kv_memory", "max_model_len")
             if not (value is None and optional) and (not isinstance(value, int) or value < 1):
                 raise ConfigError(f"{name} must be a whole number of at least 1, not {value!r}")
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            raise ConfigError(
-                f"max_num_batched_tokens {self.max_num_batched_tokens} must be at least max_num_seqs {self.max_num_seqs}: "
-                "every running request computes one token per step"
-            )

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import Literal
+from typing import Final, Literal
 
 from octavo.base import ConfigError, Interval, floor_to
 from octavo.spec.law import Law
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "uint8": 1}
+DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2, "uint8": 1}
 """Bytes of an element, by torch's name of the dtype."""
 
 

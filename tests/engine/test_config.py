@@ -32,7 +32,7 @@ def test_wrong_sizes(text: int | str) -> None:
         ("max_model_len", 0),
         ("max_num_batched_tokens", 0),
         ("max_num_seqs", -1),
-        ("max_num_batched_tokens", 63),
+        ("seed", "one"),
     ],
 )
 def test_wrong_values_are_named(option: str, value: object) -> None:

@@ -1,0 +1,89 @@
+"""``octavo generate``: one prompt, streamed.
+
+Owns what goes to standard output (the text, the report, or one JSON object) and what to standard error (everything else).
+Imports torch through ``LLM``.
+"""
+
+from __future__ import annotations
+
+import json as jsonlib
+import sys
+import time
+from dataclasses import dataclass
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from octavo.cli import report as reports
+from octavo.engine.llm import LLM, Prompt
+from octavo.engine.outputs import RequestOutput
+from octavo.sched.sampling import SamplingParams
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What to generate and how to show it."""
+
+    model: str
+    prompt: str
+    params: SamplingParams
+    chat: bool = False
+    report: bool = False
+    json: bool = False
+
+
+def run(job: Job, *, dtype: str, device: str, kv_memory: str | None, max_model_len: int | None) -> None:
+    """Load, generate, report."""
+    llm = load(job.model, dtype=dtype, device=device, kv_memory=kv_memory, max_model_len=max_model_len)
+    assert llm.tokenizer is not None, "loaded without skip_tokenizer_init"
+    prompt: Prompt = job.prompt
+    if job.chat:
+        prompt = llm.tokenizer.chat([{"role": "user", "content": job.prompt}])
+    if job.json:
+        (output,) = llm.generate([prompt], job.params, progress=False)
+        typer.echo(jsonlib.dumps(reports.as_json(output), ensure_ascii=False))
+        return
+    output, _ = show(llm, prompt, job.params)
+    if job.report:
+        show_report(output)
+
+
+def load(
+    model: str, *, dtype: str = "auto", device: str = "auto", kv_memory: str | None = None, max_model_len: int | None = None
+) -> LLM:
+    """The model, with a bar on standard error while the weights are read."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("Reading tokenizer and weights", total=None)
+        return LLM(
+            model,
+            dtype=dtype,
+            device=device,
+            kv_memory=kv_memory,
+            max_model_len=max_model_len,
+            weight_progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+
+
+def show(llm: LLM, prompt: Prompt, params: SamplingParams) -> tuple[RequestOutput, float]:
+    """Stream one continuation to standard output; returns it and the seconds until its first token."""
+    began, first, shown = time.perf_counter(), 0.0, 0
+    output: RequestOutput | None = None
+    for output in llm.stream(prompt, params):
+        first = first or time.perf_counter() - began
+        text = output.outputs[0].text
+        sys.stdout.write(text[shown:])
+        sys.stdout.flush()
+        shown = len(text)
+    sys.stdout.write("\n")
+    assert output is not None, "every request yields at least its end"
+    return output, first
+
+
+def show_report(output: RequestOutput) -> None:
+    """The report of a finished output on standard output."""
+    console = Console()
+    console.print()
+    console.print(reports.table(output.cache_report))
+    console.print(reports.notes(output), highlight=False)

@@ -1,0 +1,131 @@
+"""The ``octavo`` command: options, help, and what goes wrong in one line.
+
+Owns the command line's shape and its exit codes: 0 done, 1 something that must hold did not, 2 wrong input. Knows no torch:
+commands import what they need when they run.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from octavo import __version__
+from octavo.base import OctavoError
+
+app = typer.Typer(
+    help="Long-context inference on a hybrid KV cache manager.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Seed = Annotated[int | None, typer.Option(help="Makes sampling repeatable.", show_default=False)]
+Memory = Annotated[
+    str | None, typer.Option(help="Memory for the cache, such as 2GiB. Default: a share of what is free.", show_default=False)
+]
+Report = Annotated[bool, typer.Option("--report", help="Show what the cache held, beside one uniform cache.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"octavo {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Show the version.", callback=_version, is_eager=True)] = False,
+) -> None:
+    """Long-context inference on a hybrid KV cache manager."""
+
+
+@app.command()
+def generate(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Directory with safetensors, .gguf file, or Hub id.")],
+    prompt: Annotated[str, typer.Option("--prompt", "-p", help="Text to continue; - reads standard input.")],
+    max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", help="Most tokens to generate.")] = 128,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Sample among the likeliest tokens that reach this probability.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Sample among this many likeliest tokens; 0 is all.")] = 0,
+    seed: Seed = None,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="End at this text; may be given several times.", show_default=False)
+    ] = None,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on at the end of the text.")] = False,
+    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    kv_memory: Memory = None,
+    max_model_len: Annotated[
+        int | None, typer.Option(help="Most tokens of prompt and output. Default: the model's own limit.", show_default=False)
+    ] = None,
+    chat: Annotated[bool, typer.Option("--chat/--no-chat", help="Wrap the prompt in the model's chat template.")] = False,
+    report: Report = False,
+    json: Json = False,
+) -> None:
+    """Continue a prompt and stream the text."""
+    from octavo.cli.generate import Job, run
+    from octavo.sched.sampling import SamplingParams
+
+    params = SamplingParams(
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        seed=seed,
+        max_tokens=max_tokens,
+        stop=tuple(stop or ()),
+        ignore_eos=ignore_eos,
+    )
+    text = sys.stdin.read() if prompt == "-" else prompt
+    run(
+        Job(model=model, prompt=text, params=params, chat=chat, report=report, json=json),
+        dtype=dtype,
+        device=device,
+        kv_memory=kv_memory,
+        max_model_len=max_model_len,
+    )
+
+
+@app.command()
+def demo(
+    max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", help="Most tokens to generate.")] = 64,
+    kv_memory: Memory = None,
+    json: Json = False,
+) -> None:
+    """Continue a story with Gemma 3 270M, twice, and show what the cache held and spared."""
+    from octavo.cli.demo import run
+
+    run(max_tokens=max_tokens, kv_memory=kv_memory, json=json)
+
+
+@app.command()
+def sim(
+    seed: Annotated[int, typer.Option(help="First seed.")] = 0,
+    count: Annotated[int, typer.Option(help="How many seeds to run, from --seed on.", min=1)] = 1,
+    steps: Annotated[int | None, typer.Option(help="Steps with faults, before healing.", show_default=False, min=1)] = None,
+    model: Annotated[
+        str | None, typer.Option(help="A toy model's name or a config.json. Default: drawn from the seed.", show_default=False)
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Run the real scheduler and cache against a simulated device that checks every read and write."""
+    from octavo.cli.sim import run
+
+    run(first=seed, count=count, steps=steps, model=model, json=json)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command line; exits with 2 and one line on standard error where the input was wrong."""
+    try:
+        app(args=None if argv is None else list(argv), prog_name="octavo")
+    except OctavoError as error:
+        Console(stderr=True, soft_wrap=True).print(f"[bold red]octavo:[/] {escape(str(error))}", highlight=False)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None

@@ -1,0 +1,110 @@
+"""The command line: exit codes, one line for wrong input, JSON where people script."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import typer
+
+from octavo import __version__
+from octavo.base import ConfigError
+from octavo.cli import demo
+from octavo.cli import sim as sim_command
+from octavo.cli.main import main
+from octavo.cli.report import layers, size
+from octavo.sim import world
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def octavo(arguments: Sequence[str]) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    return int(ended.value.code or 0)
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert octavo(["--version"]) == 0
+    assert capsys.readouterr().out == f"octavo {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["generate", "./nowhere", "-p", "x"], "does not exist"),
+        (["generate", "./nowhere", "-p", "x", "--temperature", "-1"], "temperature must be at least 0"),
+        (["generate", "./nowhere", "-p", "x", "-n", "0"], "max_tokens must be at least 1"),
+        (["generate", "./nowhere", "-p", "x", "--kv-memory", "lots"], "kv_memory 'lots' is not a size"),
+        (["generate", "./nowhere", "-p", "x", "--dtype", "int3"], "dtype must be one of"),
+        (["sim", "--model", "nothing"], "nothing"),
+    ],
+)
+def test_wrong_input_is_one_line_and_exit_code_2(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert octavo(arguments) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert message in shown.err
+    assert shown.err.count("\n") == 1
+    assert "Traceback" not in shown.err
+
+
+@pytest.mark.parametrize("arguments", [["generate"], ["generate", "m"], ["nonsense"], ["sim", "--count", "0"]])
+def test_wrong_usage_is_exit_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert octavo(arguments) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_sim_prints_json_and_is_repeatable(capsys: pytest.CaptureFixture[str]) -> None:
+    digests = []
+    for _ in range(2):
+        assert octavo(["sim", "--seed", "3", "--steps", "30", "--json"]) == 0
+        (report,) = json.loads(capsys.readouterr().out)
+        assert report["seed"] == 3
+        digests.append(report["digest"])
+    assert digests[0] == digests[1]
+
+
+def test_sim_counts_seeds(capsys: pytest.CaptureFixture[str]) -> None:
+    assert octavo(["sim", "--seed", "5", "--count", "3", "--steps", "20"]) == 0
+    assert capsys.readouterr().out.startswith("3 seeds clean: ")
+
+
+def test_a_failing_seed_is_exit_code_1_and_says_how_to_replay_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(**_: object) -> world.SimReport:
+        raise world.SimulationError("wrong\nreplay: octavo sim --seed 4 --steps 9")
+
+    monkeypatch.setattr(world, "run", fail)
+    with pytest.raises(typer.Exit) as ended:
+        sim_command.run(first=4, count=1, steps=9, model=None, json=False)
+    assert ended.value.exit_code == 1
+    assert "octavo sim --seed 4 --steps 9" in capsys.readouterr().err
+
+
+def test_demo_without_its_weights_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "PACKAGE", "a_package_that_is_not_installed")
+    with pytest.raises(ConfigError, match="make demo"):
+        demo.weights()
+
+
+def test_python_dash_m() -> None:
+    done = subprocess.run([sys.executable, "-m", "octavo", "--version"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == f"octavo {__version__}\n"
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (3 << 30, "3.0 GiB")])
+def test_sizes(count: int, text: str) -> None:
+    assert size(count) == text
+
+
+def test_layers_as_runs() -> None:
+    assert layers((0, 1, 2, 5, 7, 8)) == "6: 0-2 5 7-8"
+    assert layers(tuple(range(0, 40, 2))) == "20: 0 2 4 6 8 10 …"

@@ -1,0 +1,120 @@
+"""Greedy float32 output of the whole engine equals Transformers on tiny checkpoints, however the work is cut.
+
+Owns the matrix: plain, chunked, batched, prefix hit, preempted. A tie (top-2 gap of the oracle below 1e-4) would make a
+comparison meaningless, so prompts are chosen to have none and the test says so.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from octavo import LLM, RequestOutput, SamplingParams
+from tests import tiny
+
+FAMILIES = ("llama", "qwen3", "gemma3")
+LENGTHS = (1, 5, 17, 40, 63, 100)
+COUNT = 24
+GREEDY = SamplingParams(temperature=0, max_tokens=COUNT, ignore_eos=True)
+TIE = 1e-4
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("tiny")
+
+
+@cache
+def oracle(name: str) -> tuple[tuple[list[int], list[int]], ...]:
+    """(prompt, greedy continuation) by Transformers, one prompt per length, none of them with a tie."""
+    found = []
+    for length in LENGTHS:
+        for seed in range(7, 20):
+            prompt = tiny.prompt(length, seed)
+            expected, gap = tiny.greedy(name, prompt, COUNT)
+            if gap > TIE:
+                found.append((prompt, expected))
+                break
+    assert len(found) == len(LENGTHS), "every length has a prompt without a tie"
+    return tuple(found)
+
+
+def engine(root: Path, name: str, **options: object) -> LLM:
+    given: dict[str, object] = {"kv_memory": "32MiB", "max_model_len": 512, "device": "cpu", "skip_tokenizer_init": True}
+    return LLM(tiny.write(name, root), dtype="float32", **{**given, **options})  # type: ignore[arg-type]
+
+
+def generate(llm: LLM, prompts: list[list[int]]) -> list[RequestOutput]:
+    outputs = llm.generate(prompts, GREEDY, progress=False)
+    assert all(output.finished and output.outputs[0].finish_reason == "length" for output in outputs)
+    return outputs
+
+
+def ids(outputs: list[RequestOutput]) -> list[list[int]]:
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_plain(root: Path, name: str) -> None:
+    llm = engine(root, name, enable_prefix_caching=False)
+    for prompt, expected in oracle(name):
+        assert ids(generate(llm, [prompt])) == [expected]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("budget", [1, 3, 7, 16, 33])
+def test_chunked_and_batched(root: Path, name: str, budget: int) -> None:
+    cases = oracle(name)
+    llm = engine(root, name, max_num_batched_tokens=budget, enable_prefix_caching=False)
+    assert ids(generate(llm, [prompt for prompt, _ in cases])) == [expected for _, expected in cases]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("budget", [19, 2048])
+def test_prefix_hits(root: Path, name: str, budget: int) -> None:
+    cases = oracle(name)
+    llm = engine(root, name, max_num_batched_tokens=budget)
+    prompts = [prompt for prompt, _ in cases]
+    cold, warm = generate(llm, prompts), generate(llm, prompts)
+    assert ids(cold) == ids(warm) == [expected for _, expected in cases]
+    assert [output.num_cached_tokens for output in cold] == [0] * len(cases)
+    assert [output.num_cached_tokens for output in warm] == [(length - 1) // 16 * 16 for length in LENGTHS]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_conversation_goes_on_from_its_own_output(root: Path, name: str) -> None:
+    llm = engine(root, name)
+    prompt, expected = oracle(name)[-1]
+    generate(llm, [prompt])
+    longer = prompt + expected + tiny.prompt(9, 3)
+    (output,) = generate(llm, [longer])
+    assert output.num_cached_tokens >= len(prompt) - 16
+    assert ids([output]) == [tiny.greedy(name, longer, COUNT)[0]]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("caching", [True, False])
+def test_preempted(root: Path, name: str, caching: bool) -> None:
+    cases = oracle(name)
+    llm = engine(root, name, kv_memory=tight(root, name), max_model_len=128, enable_prefix_caching=caching)
+    outputs = generate(llm, [prompt for prompt, _ in cases])
+    assert ids(outputs) == [expected for _, expected in cases]
+    assert sum(output.cache_report.num_preemptions for output in outputs) > 0
+
+
+def tight(root: Path, name: str) -> int:
+    """Memory that the longest request needs alone, and half as much again."""
+    report = generate(engine(root, name), [oracle(name)[-1][0]])[0].cache_report
+    return int(report.peak_bytes * 1.5)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_stops_and_reports(root: Path, name: str) -> None:
+    prompt, expected = oracle(name)[2]
+    llm = engine(root, name)
+    stop = expected[4]
+    (output,) = llm.generate([prompt], SamplingParams(temperature=0, max_tokens=COUNT, stop_token_ids=[stop]), progress=False)
+    assert output.outputs[0].token_ids == expected[: expected.index(stop) + 1]
+    assert output.outputs[0].finish_reason == "stop"
