@@ -1,14 +1,15 @@
 """The prefix index: which pages hold which prefix.
 
-Owns a tree of *nodes*, one per hash unit of one chain, kept as arrays. A node carries one page per group (or none) and knows how
-many requests end their chain on it. Knows pages and keys; knows no laws, no tokens and no requests.
+Owns a tree of *nodes*, one per hash unit of one chain, kept as arrays. A node carries one page (or none) per *lane*: a group
+whose blocks are at least a hash unit long has one lane, a group with smaller blocks one for every block of the unit. Knows
+pages and keys; knows no laws, no tokens and no requests.
 
 Two rules make every question cheap:
 
-- *Growing* groups (nothing is ever let go) have a page at every node, and a node goes only after its children. So presence
-  along a chain is monotone, and the longest match is found by galloping.
-- *Bounded* groups have pages only where a **resume point** claims them: a node at which a request can go on. A claimed page stays
-  until its last claim is dropped, so a resume point that is present is whole.
+- *Growing* lanes (of groups that never let go) have a page at every node, and a node goes only after its children. So
+  presence along a chain is monotone, and the longest match is found by galloping.
+- *Bounded* lanes have pages only where a **resume point** claims them: a node at which a request can go on. A claimed page
+  stays until its last claim is dropped, so a resume point that is present is whole.
 
 The victim of an eviction is a resume tail: the nodes behind the last resume point or fork, all groups together. A resume point
 inside a longer chain loses its claims only. Evicted keys stay for a while as *ghosts*, without bytes.
@@ -25,6 +26,7 @@ import numpy as np
 from octavo.base import NO_PAGE
 from octavo.cache.eviction import EvictionPolicy, LeastRecentlyUsed, VictimQueue
 from octavo.memory.pool import PagePool
+from octavo.memory.remap import Remap
 
 ROOT = -1
 """Parent of the first node of every chain."""
@@ -32,9 +34,9 @@ ROOT = -1
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Claim:
-    """Pages of one bounded group that a resume point needs: ``pages[i]`` holds unit ``nodes[i]``."""
+    """Pages in bounded lanes that a resume point needs: ``pages[i]`` at ``(lanes[i], nodes[i])``, no place twice. int32."""
 
-    group: int
+    lanes: np.ndarray
     nodes: np.ndarray
     pages: np.ndarray
 
@@ -42,7 +44,7 @@ class Claim:
 class PrefixIndex:
     """Tree of hash units with the pages that hold them.
 
-    bounded: for every group whether its law lets go. max_nodes, max_ghosts: bounds on bookkeeping, not on bytes.
+    bounded: for every lane whether its group's law lets go. max_nodes, max_ghosts: bounds on bookkeeping, not on bytes.
     """
 
     def __init__(
@@ -56,12 +58,12 @@ class PrefixIndex:
     ) -> None:
         self._pool = pool
         self._policy = policy or LeastRecentlyUsed()
-        self._growing = [group for group, lets_go in enumerate(bounded) if not lets_go]
-        self._bounded = [group for group, lets_go in enumerate(bounded) if lets_go]
+        self._growing = np.array([lane for lane, lets_go in enumerate(bounded) if not lets_go], np.int32)
+        self._bounded = np.array([lane for lane, lets_go in enumerate(bounded) if lets_go], np.int32)
         self._max_nodes, self._max_ghosts = max_nodes, max_ghosts
         self._node_of: dict[bytes, int] = {}
         self._key_of: dict[int, bytes] = {}
-        self._claims: dict[int, tuple[Claim, ...]] = {}
+        self._claims: dict[int, Claim] = {}
         self._ghosts: OrderedDict[bytes, None] = OrderedDict()
         self._queue = VictimQueue()
         self._free: list[int] = []
@@ -69,15 +71,15 @@ class PrefixIndex:
         self.evicted_nodes = 0
         self._allocate_arrays(1024, len(bounded))
 
-    def _allocate_arrays(self, capacity: int, groups: int) -> None:
+    def _allocate_arrays(self, capacity: int, lanes: int) -> None:
         self._parent = np.full(capacity, ROOT, np.int32)
         self._children = np.zeros(capacity, np.int32)
         self._users = np.zeros(capacity, np.int32)
         self._depth = np.zeros(capacity, np.int32)
         self._hits = np.zeros(capacity, np.int32)
         self._last_use = np.zeros(capacity, np.int64)
-        self.pages = np.full((groups, capacity), NO_PAGE, np.int32)
-        self._claimed = np.zeros((groups, capacity), np.int32)
+        self.pages = np.full((lanes, capacity), NO_PAGE, np.int32)
+        self._claimed = np.zeros((lanes, capacity), np.int32)
         self._free = list(range(capacity - 1, -1, -1))
 
     def _grow(self) -> None:
@@ -131,10 +133,10 @@ class PrefixIndex:
 
     # -- growing -----------------------------------------------------------------------------------------------------------
 
-    def insert(self, parent: int, keys: Sequence[bytes], pages: Sequence[np.ndarray]) -> np.ndarray:
+    def insert(self, parent: int, keys: Sequence[bytes], pages: np.ndarray) -> np.ndarray:
         """Append new nodes below ``parent`` (a node or ROOT), one chain; returns them (int32).
 
-        pages: for every group an int32 array of one page per key (bounded groups: ignored). No key may be present.
+        pages: int32 [growing lanes, keys]. No key may be present.
         """
         assert all(key not in self._node_of for key in keys), "a key is inserted once"
         count = len(keys)
@@ -157,23 +159,20 @@ class PrefixIndex:
         self._key_of.update(zip(listed, keys, strict=True))
         for key in keys:
             self._ghosts.pop(key, None)
-        for group in self._growing:
-            self.pages[group, nodes] = pages[group]
-            self._pool.keep(pages[group])
+        self.pages[self._growing[:, None], nodes] = pages
+        self._pool.keep(pages.reshape(-1))
         self.touch(nodes)
         return nodes
 
-    def claim(self, node: int, claims: Sequence[Claim]) -> None:
-        """Make ``node`` a resume point that needs ``claims`` (every bounded group's part; empty parts allowed)."""
+    def claim(self, node: int, claim: Claim) -> None:
+        """Make ``node`` a resume point that needs ``claim``. Places that have a page already keep it."""
         assert node not in self._claims, "a resume point is claimed once"
-        for claim in claims:
-            assert (claim.pages != NO_PAGE).all()
-            missing = self.pages[claim.group, claim.nodes] == NO_PAGE
-            assert (self._claimed[claim.group, claim.nodes][missing] == 0).all(), "a claimed unit has a page"
-            self.pages[claim.group, claim.nodes[missing]] = claim.pages[missing]
-            self._pool.keep(claim.pages[missing])
-            self._claimed[claim.group, claim.nodes] += 1
-        self._claims[node] = tuple(claims)
+        assert (claim.pages != NO_PAGE).all()
+        missing = self.pages[claim.lanes, claim.nodes] == NO_PAGE
+        self.pages[claim.lanes[missing], claim.nodes[missing]] = claim.pages[missing]
+        self._pool.keep(claim.pages[missing])
+        self._claimed[claim.lanes, claim.nodes] += 1
+        self._claims[node] = claim
         self._offer(node)
 
     def touch(self, nodes: np.ndarray, *, hit: bool = False) -> None:
@@ -217,29 +216,26 @@ class PrefixIndex:
         if self._children[node] == 0 and self._users[node] == 0:
             self._remove_tail(node)
             return True
-        if node in self._claims and self._frees_bytes(node):
-            self._drop_claims(node)
+        if node in self._claims and self._holds_idle_bytes(node):
+            self._drop_claim(node)
             return True
         return False
 
-    def _frees_bytes(self, node: int) -> bool:
-        """Would dropping this resume point's claims free a page that nobody is using?"""
-        for claim in self._claims[node]:
-            last = self._claimed[claim.group, claim.nodes] == 1
-            if (self._pool.references(self.pages[claim.group, claim.nodes[last]]) == 0).any():
-                return True
-        return False
+    def _holds_idle_bytes(self, node: int) -> bool:
+        """Does this resume point claim a page that no request is using?"""
+        claim = self._claims[node]
+        return bool((self._pool.references(self.pages[claim.lanes, claim.nodes]) == 0).any())
 
     def _remove_tail(self, node: int) -> None:
         if node in self._claims:
-            self._drop_claims(node)
+            self._drop_claim(node)
         while True:
             parent = int(self._parent[node])
             self._remove_leaf(node)
             if parent == ROOT:
                 return
             self._children[parent] -= 1
-            if self._children[parent] or self._users[parent] or parent in self._claims or not self._bounded:
+            if self._children[parent] or self._users[parent] or parent in self._claims or not len(self._bounded):
                 self._offer(parent)
                 return
             node = parent
@@ -249,9 +245,8 @@ class PrefixIndex:
         key = self._key_of.pop(node)
         del self._node_of[key]
         self._queue.withdraw(node)
-        for group in self._growing:
-            self._pool.drop(self.pages[group, node : node + 1])
-            self.pages[group, node] = NO_PAGE
+        self._pool.drop(self.pages[self._growing, node])
+        self.pages[self._growing, node] = NO_PAGE
         assert (self.pages[:, node] == NO_PAGE).all(), "a leaf has no unclaimed pages"
         self._free.append(node)
         self.evicted_nodes += 1
@@ -259,12 +254,13 @@ class PrefixIndex:
         while len(self._ghosts) > self._max_ghosts:
             self._ghosts.popitem(last=False)
 
-    def _drop_claims(self, node: int) -> None:
-        for claim in self._claims.pop(node):
-            self._claimed[claim.group, claim.nodes] -= 1
-            loose = claim.nodes[self._claimed[claim.group, claim.nodes] == 0]
-            self._pool.drop(self.pages[claim.group, loose])
-            self.pages[claim.group, loose] = NO_PAGE
+    def _drop_claim(self, node: int) -> None:
+        claim = self._claims.pop(node)
+        self._claimed[claim.lanes, claim.nodes] -= 1
+        loose = self._claimed[claim.lanes, claim.nodes] == 0
+        lanes, nodes = claim.lanes[loose], claim.nodes[loose]
+        self._pool.drop(self.pages[lanes, nodes])
+        self.pages[lanes, nodes] = NO_PAGE
 
     def _offer(self, node: int) -> None:
         """Enter a node that could be a victim: a leaf nobody ends on, or a resume point."""
@@ -284,13 +280,9 @@ class PrefixIndex:
             pass
         self._ghosts.clear()
 
-    def remap(self, sources: np.ndarray, targets: np.ndarray, group: int) -> None:
-        """Pages of ``group`` have moved."""
-        order = np.argsort(sources)
-        row = self.pages[group]
-        at = np.minimum(np.searchsorted(sources, row, sorter=order), len(sources) - 1)
-        moved = sources[order[at]] == row
-        row[moved] = targets[order[at[moved]]]
+    def remap(self, moved: Remap) -> None:
+        """Pages have moved."""
+        moved.apply(self.pages)
 
     def check(self) -> None:
         """Assert the tree's invariants from scratch."""
@@ -302,12 +294,13 @@ class PrefixIndex:
         assert (counted[live] == self._children[live]).all(), "children are counted"
         assert np.isin(self._parent[inner], live).all(), "no orphans"
         claimed = np.zeros_like(self._claimed)
-        for node, claims in self._claims.items():
+        for node, claim in self._claims.items():
             assert node in self._key_of
-            for claim in claims:
-                claimed[claim.group, claim.nodes] += 1
+            claimed[claim.lanes, claim.nodes] += 1
         assert (claimed == self._claimed).all(), "claims are counted"
-        for group in self._growing:
-            assert (self.pages[group, live] != NO_PAGE).all(), "a growing group has a page at every node"
-        for group in self._bounded:
-            assert ((self.pages[group] != NO_PAGE) == (self._claimed[group] > 0)).all(), "bounded pages are claimed pages"
+        growing, bounded = self.pages[self._growing], self.pages[self._bounded]
+        assert (growing[:, live] != NO_PAGE).all(), "a growing lane has a page at every node"
+        assert ((bounded != NO_PAGE) == (self._claimed[self._bounded] > 0)).all(), "bounded pages are claimed pages"
+        uses = np.concatenate([growing[:, live].reshape(-1), bounded[bounded != NO_PAGE]])
+        pages, times = np.unique(uses, return_counts=True)
+        assert (self._pool.uses(pages) == times).all(), "the pool counts every use by the index"

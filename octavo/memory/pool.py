@@ -7,8 +7,6 @@ evict and never copies a byte: callers reclaim cached pages, and carry out the m
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -16,58 +14,16 @@ import numpy.typing as npt
 
 from octavo.base import ceil_div
 from octavo.memory.layout import ArenaLayout
+from octavo.memory.page import Counts, Moves, Pages, PageState, PoolSnapshot
+from octavo.memory.remap import Remap
 
-Pages = npt.NDArray[np.int32]
 Ids = npt.NDArray[np.int64]
 
 _NO_ROOM = np.iinfo(np.int32).max
 _NO_BUCKET = -1
-
-
-class PageState(IntEnum):
-    """What a page is. FREE is 0, so that the first free page of a slab is its first minimum."""
-
-    FREE = 0
-    HELD = 1
-    CACHED = 2
-    LIMBO = 3
-
-
 # Plain integers: numpy is several times slower with enum members.
 _FREE, _HELD, _CACHED, _LIMBO = (int(state) for state in PageState)
 _STATES = len(PageState)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Counts:
-    """Pages of one bucket by state. ``free`` counts pages in slabs that the bucket has, not in free slabs."""
-
-    free: int
-    cached: int
-    held: int
-    limbo: int
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Moves:
-    """What ``compact`` decided: page ``sources[i]`` now lives at ``targets[i]``, ``units`` arena units each."""
-
-    bucket: int
-    sources: Pages
-    targets: Pages
-    units: int
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class PoolSnapshot:
-    """The pool for a viewer: read-only views that change as the pool does.
-
-    slab_bucket: int32 [slabs], -1 where a slab is free. states: uint8 ``PageState`` [slabs, widest slab]; only the first
-    ``pages_per_slab(bucket)`` of a row are pages.
-    """
-
-    slab_bucket: npt.NDArray[np.int32]
-    states: npt.NDArray[np.uint8]
 
 
 class PagePool:
@@ -81,17 +37,18 @@ class PagePool:
 
         free   --allocate-->  held                     one reference
         held   --retain/release-->  held               while references > 0
-        held   --release-->  cached                    no reference left, the prefix index uses it (keep)
-        cached --retain-->  held                       a prefix hit
-        held   --release-->  free | limbo              no reference and no use left; limbo where a step is named
-        cached --drop-->  free | limbo                 evicted
-        limbo  --retire-->  free                       the step's receipt has arrived, nobody reads the bytes any more
+        held   --release, naming a step-->  limbo      steps in flight have every reference, until their receipts
+        held | limbo --last reference gone-->  cached  the prefix index uses it (keep), else free
+        cached | limbo --retain-->  held               a prefix hit
+        cached --drop-->  free                         evicted
 
     Allocation takes from the fullest slab that has a free page (lowest address among equals), and a new slab only when the
     bucket has no free page: nearly empty slabs are left to drain and become free by themselves, which is what keeps
     fragmentation low without moving anything. What fragmentation remains ``compact`` undoes, one slab at a time. Because it
-    can always do so, ``fits`` may count pages instead of slabs and is exact (up to pages in limbo, which stay where they are
-    until their step is retired).
+    can always do so, ``fits`` may count pages instead of slabs and is exact.
+
+    What a step in flight may still touch is no victim, whether or not the index uses it too: the step has taken the reference
+    over. Such pages may move, since copies run in order behind the steps that are in flight.
 
     Pinned pages never move, and must keep a reference or a use while pinned: whoever pins also retains.
 
@@ -110,6 +67,7 @@ class PagePool:
         self._uses = np.zeros(slabs * self._width, np.int32)
         self._pins = np.zeros(slabs * self._width, np.int32)
         self._pinned: Ids = np.zeros(0, np.int64)
+        self._in_flight = np.zeros(slabs * self._width, np.int32)
         self._limbo: list[tuple[int, Ids]] = []
         self._counts = np.zeros((buckets, _STATES), np.int64)
         self._slab_bucket = np.full(slabs, _NO_BUCKET, np.int32)
@@ -121,7 +79,7 @@ class PagePool:
         self._free_slabs = np.arange(slabs - 1, -1, -1, dtype=np.int64)
         self._num_free_slabs = slabs
 
-    # ---------------------------------------------------------------------------------------------------------- questions
+    # -- questions
 
     @property
     def free_slabs(self) -> int:
@@ -168,9 +126,13 @@ class PagePool:
         return self._read(self._uses, pages)
 
     def exclusive(self, pages: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-        """Where a page has one reference, no use and no pin: its holder may overwrite or recycle it."""
-        alone = (self.references(pages) == 1) & (self.uses(pages) == 0) & (self._read(self._pins, pages) == 0)
-        return np.asarray(alone, np.bool_)
+        """Where a page has one reference, no use, no pin and no step's: its holder may overwrite or recycle it."""
+        others = self.uses(pages) + self._read(self._pins, pages) + self.in_flight(pages)
+        return np.asarray((self.references(pages) == 1) & (others == 0), np.bool_)
+
+    def in_flight(self, pages: npt.ArrayLike) -> npt.NDArray[np.int32]:
+        """References of every page that steps have taken over."""
+        return self._read(self._in_flight, pages)
 
     def snapshot(self) -> PoolSnapshot:
         """What every slab and page is, without copying."""
@@ -178,7 +140,7 @@ class PagePool:
         bucket.flags.writeable = states.flags.writeable = False
         return PoolSnapshot(slab_bucket=bucket, states=states)
 
-    # --------------------------------------------------------------------------------------------------------- operations
+    # -- operations
 
     def allocate(self, bucket: int, count: int) -> Pages:
         """``count`` pages of a bucket, int32, one reference each. AssertionError unless ``ready`` holds."""
@@ -197,29 +159,34 @@ class PagePool:
     def retain(self, pages: npt.ArrayLike) -> None:
         """One more request reference per entry of ``pages``; cached pages become held."""
         ids, times = _tally(self._live(pages))
-        self._settle(ids, self._references[ids] + times, self._uses[ids], None)
+        self._settle(ids, self._references[ids] + times, self._uses[ids])
 
     def release(self, pages: npt.ArrayLike, step: int | None = None) -> None:
-        """One reference fewer per entry. What has no reference and no use left is free, or in limbo until ``step`` retires.
+        """One reference fewer per entry; where a step is named, it takes the references over until ``retire``.
 
         AssertionError, and no change, where a page is not held often enough, is unknown, or is pinned and would go.
         """
-        ids, times = _tally(self._live(pages))
-        left = self._references[ids] - times
-        self._demand(left >= 0, ids, "released more often than held")
-        self._settle(ids, left, self._uses[ids], step)
+        rows = self._live(pages)
+        ids, times = _tally(rows)
+        self._demand(self._references[ids] - self._in_flight[ids] >= times, ids, "released more often than held")
+        if step is None:
+            self._settle(ids, self._references[ids] - times, self._uses[ids])
+        elif len(ids):
+            self._in_flight[ids] += times
+            self._limbo.append((step, rows))
+            self._settle(ids, self._references[ids], self._uses[ids])
 
     def keep(self, pages: npt.ArrayLike) -> None:
         """One more use by the prefix index per entry of ``pages``."""
         ids, times = _tally(self._live(pages))
-        self._settle(ids, self._references[ids], self._uses[ids] + times, None)
+        self._settle(ids, self._references[ids], self._uses[ids] + times)
 
-    def drop(self, pages: npt.ArrayLike, step: int | None = None) -> None:
+    def drop(self, pages: npt.ArrayLike) -> None:
         """One use fewer per entry; otherwise as ``release``."""
         ids, times = _tally(self._live(pages))
         left = self._uses[ids] - times
         self._demand(left >= 0, ids, "dropped more often than kept")
-        self._settle(ids, self._references[ids], left, step)
+        self._settle(ids, self._references[ids], left)
 
     def pin(self, pages: npt.ArrayLike) -> None:
         """Forbid that these held or cached pages move. Counts; every pin wants an ``unpin``."""
@@ -236,13 +203,13 @@ class PagePool:
         self._pinned = self._pinned[self._pins[self._pinned] > 0]
 
     def retire(self, step: int) -> None:
-        """Free the limbo pages tagged with ``step`` or an earlier one: its receipt has arrived."""
-        done = [ids for tag, ids in self._limbo if tag <= step]
+        """Give up the references that ``step`` and earlier steps have taken over: their receipts have arrived."""
+        done = [rows for tag, rows in self._limbo if tag <= step]
         if done:
-            self._limbo = [(tag, ids) for tag, ids in self._limbo if tag > step]
-            ids = np.sort(np.concatenate(done))
-            self._transition(ids, self._flat_states[ids], np.full(len(ids), _FREE, np.uint8))
-            self._vacate(ids)
+            self._limbo = [(tag, rows) for tag, rows in self._limbo if tag > step]
+            ids, times = _tally(np.concatenate(done))
+            self._in_flight[ids] -= times
+            self._settle(ids, self._references[ids] - times, self._uses[ids])
 
     def compact(self) -> Moves | None:
         """Empty one slab by moving its live pages into free pages of its bucket's fullest other slabs.
@@ -260,7 +227,7 @@ class PagePool:
                 best = min(best, (cost, bucket, slab)) if best else (cost, bucket, slab)
         return None if best is None else self._empty_slab(best[1], best[2])
 
-    # ------------------------------------------------------------------------------------------------------------ addresses
+    # -- addresses
 
     def _pages(self, bucket: int, ids: Ids) -> Pages:
         units = self.layout.page_units[bucket]
@@ -278,14 +245,14 @@ class PagePool:
         return slab * self._width + index, (index * units == rest) & (index < self._slab_pages[slab])
 
     def _live(self, pages: npt.ArrayLike) -> Ids:
-        """Rows of held or cached pages. AssertionError where one is neither."""
+        """Rows of pages that are not free. AssertionError where one is."""
         ids, known = self._locate(pages)
         if not known.all():
             raise AssertionError(f"no pages at present: {np.asarray(pages).reshape(-1)[~known][:8]}")
         states = self._flat_states[ids]
-        live = (states != _FREE) & (states != _LIMBO)
+        live = states != _FREE
         if not live.all():
-            raise AssertionError(f"pages neither held nor cached: {np.asarray(pages).reshape(-1)[~live][:8]}")
+            raise AssertionError(f"free pages: {np.asarray(pages).reshape(-1)[~live][:8]}")
         return ids
 
     def _read(self, values: npt.NDArray[np.int32], pages: npt.ArrayLike) -> npt.NDArray[np.int32]:
@@ -297,9 +264,9 @@ class PagePool:
             where = [(int(i) // self._width, int(i) % self._width) for i in ids[~good][:8]]
             raise AssertionError(f"pages (slab, index) {where} {complaint}")
 
-    # ---------------------------------------------------------------------------------------------------------- transitions
+    # -- transitions
 
-    def _settle(self, ids: Ids, references: Any, uses: Any, step: int | None) -> None:
+    def _settle(self, ids: Ids, references: Any, uses: Any) -> None:
         """Store new counts of live pages (ids ascending, unique) and the states that follow from them."""
         gone = (references == 0) & (uses == 0)
         leaves = bool(gone.any())
@@ -307,14 +274,11 @@ class PagePool:
             self._demand(~gone | (self._pins[ids] == 0), ids, "pinned, and would lose their last reference and use")
         self._references[ids] = references
         self._uses[ids] = uses
-        after = np.where(references > 0, _HELD, _CACHED).astype(np.uint8)
-        if leaves:
-            after[gone] = _FREE if step is None else _LIMBO
+        after = np.where(references > self._in_flight[ids], _HELD, np.where(references > 0, _LIMBO, _CACHED)).astype(np.uint8)
+        after[gone] = _FREE
         self._transition(ids, self._flat_states[ids], after)
-        if leaves and step is None:
+        if leaves:
             self._vacate(ids[gone])
-        elif leaves and step is not None:
-            self._limbo.append((step, ids[gone]))
 
     def _transition(self, ids: Ids, before: npt.NDArray[np.uint8], after: npt.NDArray[np.uint8]) -> None:
         changed = before != after
@@ -345,7 +309,7 @@ class PagePool:
         partly = (used > 0) & (used < size)
         self._room[self._slab_bucket[slabs], slabs] = np.where(partly, size - used, _NO_ROOM)
 
-    # ----------------------------------------------------------------------------------------------------------- allocation
+    # -- allocation
 
     def _allocate_one(self, bucket: int) -> Pages:
         """What ``_pick`` and ``_occupy`` do, for one page in scalar steps: most calls of steady decoding."""
@@ -407,17 +371,15 @@ class PagePool:
         self._used[last] = used
         room[last] = per_slab - used if used < per_slab else _NO_ROOM
 
-    # ----------------------------------------------------------------------------------------------------------- compaction
+    # -- compaction
 
     def _emptiest_movable(self, bucket: int) -> int | None:
-        """The bucket's emptiest slab without pinned and limbo pages, if the other slabs have room for its pages."""
-        per_slab, room = self._per_slab[bucket], self._room[bucket]
-        if int(self._counts[bucket, _FREE]) < per_slab:
+        """The bucket's emptiest slab without pinned pages, if the other slabs have room for its pages."""
+        room = self._room[bucket]
+        if int(self._counts[bucket, _FREE]) < self._per_slab[bucket]:
             return None
         slabs = np.flatnonzero(room != _NO_ROOM)
-        still = np.isin(slabs, self._pinned // self._width)
-        still |= (self._states[slabs, :per_slab] == _LIMBO).any(axis=1)
-        slabs = slabs[~still]
+        slabs = slabs[~np.isin(slabs, self._pinned // self._width)]
         return int(slabs[room[slabs].argmax()]) if len(slabs) else None
 
     def _empty_slab(self, bucket: int, slab: int) -> Moves:
@@ -427,7 +389,9 @@ class PagePool:
         targets, slabs = self._pick(bucket, len(sources))
         self._references[targets] = self._references[sources]
         self._uses[targets] = self._uses[sources]
-        self._references[sources] = self._uses[sources] = 0
+        self._in_flight[targets] = self._in_flight[sources]
+        self._references[sources] = self._uses[sources] = self._in_flight[sources] = 0
+        Remap(sources, targets).apply_all(rows for _, rows in self._limbo)
         states = self._flat_states[sources]
         self._flat_states[targets] = states
         self._counts[bucket] += np.bincount(states, minlength=_STATES)
@@ -452,7 +416,7 @@ class PagePool:
         pages = np.bincount(self._slab_bucket[cached // self._width], minlength=buckets)
         return pages.tolist(), np.bincount(self._slab_bucket[slabs], minlength=buckets).tolist()
 
-    # ---------------------------------------------------------------------------------------------------------------- check
+    # -- check
 
     def check(self) -> None:
         """Recompute every count from the pages themselves and assert conservation, in pages and in bytes. Slow."""
@@ -480,12 +444,14 @@ class PagePool:
     def _check_pages(self, owned: npt.NDArray[np.bool_]) -> None:
         states, references, uses, pins = self._flat_states, self._references, self._uses, self._pins
         assert (references >= 0).all() and (uses >= 0).all() and (pins >= 0).all(), "a count is negative"
-        assert ((references > 0) == (states == _HELD)).all(), "held if and only if referenced"
+        assert ((references > self._in_flight) == (states == _HELD)).all(), "held if and only if a request references it"
+        limbo = (references == self._in_flight) & (references > 0)
+        assert (limbo == (states == _LIMBO)).all(), "in limbo if and only if steps have all references"
         assert (((references == 0) & (uses > 0)) == (states == _CACHED)).all(), "cached if and only if only used"
         assert ((pins == 0) | (references + uses > 0)).all(), "a pinned page is neither held nor cached"
         assert (np.flatnonzero(pins) == self._pinned).all(), "the list of pinned pages is wrong"
-        limbo = np.concatenate([np.zeros(0, np.int64), *(ids for _, ids in self._limbo)])
-        assert np.sort(limbo).tolist() == np.flatnonzero(states == _LIMBO).tolist(), "limbo lists are wrong"
+        rows = np.concatenate([np.zeros(0, np.int64), *(rows for _, rows in self._limbo)])
+        assert (np.bincount(rows, minlength=len(states)) == self._in_flight).all(), "limbo lists are wrong"
         beyond = np.arange(self._width) >= self._slab_pages[:, None]
         assert not self._states[beyond].any(), "a page beyond its slab's end, or in a slab nobody has, is in use"
         assert (self._used[~owned] == 0).all() and (self._slab_page_units[~owned] == 1).all(), "a free slab is not blank"

@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
+
+import numpy as np
 
 from octavo.base import ConfigError
 from octavo.sched.sampling import SamplingParams
@@ -37,6 +40,7 @@ class Request:
     cache_salt: requests with different salts never share cached bytes.
     marks: positions in the prompt worth a resume point, known to the application.
     num_cached_tokens: tokens the prefix cache spared at first admission. num_preemptions: times it lost its pages.
+    unit_keys: names of its whole hash units, filled in by the cache. cache_report: what it held when it ended.
     """
 
     request_id: str
@@ -51,10 +55,25 @@ class Request:
     finish_reason: FinishReason | None = None
     num_cached_tokens: int = 0
     num_preemptions: int = 0
+    unit_keys: list[bytes] = field(default_factory=list)
+    cache_report: Any = None
 
     def __post_init__(self) -> None:
         if len(self.prompt_token_ids) == 0:
             raise ConfigError(f"request {self.request_id}: the prompt is empty; give at least one token")
+        self._tokens = np.array(self.prompt_token_ids, np.int32)
+
+    def append(self, token: int) -> None:
+        """Add a generated token."""
+        if self.num_tokens == len(self._tokens):
+            self._tokens = np.concatenate([self._tokens, np.empty(max(64, len(self._tokens)), np.int32)])
+        self._tokens[self.num_tokens] = token
+        self.output_token_ids.append(token)
+
+    def token_ids(self, start: int, stop: int) -> np.ndarray:
+        """Tokens ``[start, stop)`` of prompt and output, int32."""
+        assert 0 <= start <= stop <= self.num_tokens
+        return self._tokens[start:stop]
 
     @property
     def num_tokens(self) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from octavo.base import ceil_div
 from octavo.memory.layout import ArenaLayout
@@ -30,11 +30,11 @@ class Page:
     references: int = 1
     uses: int = 0
     pins: int = 0
-    limbo: int | None = None
+    steps: list[int] = field(default_factory=list)
 
     @property
-    def live(self) -> bool:
-        return self.limbo is None
+    def requests(self) -> int:
+        return self.references - len(self.steps)
 
 
 @dataclass
@@ -62,9 +62,9 @@ class Model:
         total = len(self.slab_pages(bucket)) * self.layout.pages_per_slab(bucket)
         return Counts(
             free=total - len(mine),
-            cached=sum(page.live and page.references == 0 for page in mine),
-            held=sum(page.live and page.references > 0 for page in mine),
-            limbo=sum(not page.live for page in mine),
+            cached=sum(page.references == 0 for page in mine),
+            held=sum(page.requests > 0 for page in mine),
+            limbo=sum(page.references > 0 and page.requests == 0 for page in mine),
         )
 
     def ready(self, wanted: list[int]) -> bool:
@@ -78,18 +78,15 @@ class Model:
         slabs = 0
         for bucket in self.buckets():
             mine = {address: page for address, page in self.pages.items() if page.bucket == bucket}
-            stay = sum(page.references > 0 or page.pins > 0 or not page.live for page in mine.values())
+            stay = sum(page.references > 0 or page.pins > 0 for page in mine.values())
             pinned = {address // self.layout.slab_units for address, page in mine.items() if page.pins}
             slabs += max(len(pinned), ceil_div(stay + wanted[bucket], self.layout.pages_per_slab(bucket)))
         return max(0, slabs - self.layout.num_slabs)
 
-    def settle(self, address: int, step: int | None) -> None:
+    def settle(self, address: int) -> None:
         page = self.pages[address]
         if page.references == page.uses == 0:
-            if step is None:
-                del self.pages[address]
-            else:
-                page.limbo = step
+            del self.pages[address]
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -101,8 +98,8 @@ class PoolMachine(RuleBasedStateMachine):
         self.model = Model(LAYOUTS[which])
         self.step = 0
 
-    def draw(self, data: st.DataObject, wanted: str = "live") -> list[int]:
-        pages = sorted(address for address, page in self.model.pages.items() if getattr(page, wanted))
+    def draw(self, data: st.DataObject, wanted: str = "bucket") -> list[int]:
+        pages = sorted(address for address, page in self.model.pages.items() if wanted == "bucket" or getattr(page, wanted))
         return data.draw(st.lists(st.sampled_from(pages), max_size=5)) if pages else []
 
     @rule(data=st.data(), count=st.integers(0, 9))
@@ -145,32 +142,46 @@ class PoolMachine(RuleBasedStateMachine):
         for address in pages:
             self.model.pages[address].uses += 1
 
-    @rule(data=st.data(), limbo=st.booleans(), which=st.sampled_from(["references", "uses"]))
-    def let_go(self, data: st.DataObject, limbo: bool, which: str) -> None:
-        pages, step = self.draw(data), self.step if limbo else None
-        call = self.pool.release if which == "references" else self.pool.drop
-        other = "uses" if which == "references" else "references"
+    @rule(data=st.data(), which=st.sampled_from(["requests", "uses"]))
+    def let_go(self, data: st.DataObject, which: str) -> None:
+        pages = self.draw(data)
+        call = self.pool.release if which == "requests" else self.pool.drop
         for address in set(pages):
             page, times = self.model.pages[address], pages.count(address)
+            others = page.uses + len(page.steps) if which == "requests" else page.references
             left = getattr(page, which) - times
-            if left < 0 or (page.pins and left == 0 and getattr(page, other) == 0):
+            if left < 0 or (page.pins and left == 0 and others == 0):
                 with pytest.raises(AssertionError):
-                    call(np.array(pages, np.int32), step)
+                    call(np.array(pages, np.int32))
                 return
-        call(np.array(pages, np.int32), step)
+        call(np.array(pages, np.int32))
         for address in pages:
             page = self.model.pages[address]
-            setattr(page, which, getattr(page, which) - 1)
+            page.references, page.uses = (
+                (page.references - 1, page.uses) if which == "requests" else (page.references, page.uses - 1)
+            )
         for address in set(pages):
-            self.model.settle(address, step)
+            self.model.settle(address)
+
+    @rule(data=st.data())
+    def hand_to_step(self, data: st.DataObject) -> None:
+        pages = self.draw(data, "requests")
+        if any(self.model.pages[address].requests < pages.count(address) for address in pages):
+            with pytest.raises(AssertionError):
+                self.pool.release(np.array(pages, np.int32), self.step)
+            return
+        self.pool.release(np.array(pages, np.int32), self.step)
+        for address in pages:
+            self.model.pages[address].steps.append(self.step)
 
     @rule(data=st.data())
     def release_all(self, data: st.DataObject) -> None:
-        held = [address for address, page in self.model.pages.items() if page.references and not page.pins]
+        held = [address for address, page in self.model.pages.items() if page.requests and not page.pins]
         for address in data.draw(st.lists(st.sampled_from(sorted(held)), unique=True)) if held else []:
-            self.pool.release(np.repeat(address, self.model.pages[address].references))
-            self.model.pages[address].references = 0
-            self.model.settle(address, None)
+            page = self.model.pages[address]
+            self.pool.release(np.repeat(address, page.requests))
+            page.references = len(page.steps)
+            self.model.settle(address)
 
     @rule(data=st.data())
     def pin(self, data: st.DataObject) -> None:
@@ -196,10 +207,16 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(back=st.integers(0, 2))
     def retire(self, back: int) -> None:
-        self.pool.retire(self.step - back)
-        self.model.pages = {
-            address: page for address, page in self.model.pages.items() if page.limbo is None or page.limbo > self.step - back
-        }
+        until = self.step - back
+        doomed = [p for p in self.model.pages.values() if p.pins and not p.uses and not p.requests]
+        if any(p.steps and max(p.steps) <= until for p in doomed):
+            return
+        self.pool.retire(until)
+        for address, page in list(self.model.pages.items()):
+            stay = [step for step in page.steps if step > until]
+            page.references -= len(page.steps) - len(stay)
+            page.steps = stay
+            self.model.settle(address)
 
     @rule()
     def compact(self) -> None:
@@ -219,7 +236,7 @@ class PoolMachine(RuleBasedStateMachine):
         for source, target in zip(sources, targets, strict=True):
             assert target // layout.slab_units in owned and target // layout.slab_units != slab
             page = self.model.pages.pop(source)
-            assert page.live and not page.pins
+            assert not page.pins
             self.model.pages[target] = page
         assert self.model.free_slabs() == before + 1
 
@@ -229,9 +246,8 @@ class PoolMachine(RuleBasedStateMachine):
             return False
         slabs = self.model.slab_pages(bucket).values()
         pages = self.model.pages
-        return any(all(pages[a].live and not pages[a].pins for a in slab) for slab in slabs if len(slab) < per_slab)
+        return any(all(not pages[a].pins for a in slab) for slab in slabs if len(slab) < per_slab)
 
-    @precondition(lambda self: not any(page.limbo is not None for page in self.model.pages.values()))
     @rule(data=st.data())
     def admission_is_exact(self, data: st.DataObject) -> None:
         """What fits() promises is there after evicting all that may be evicted and compacting to the end."""
@@ -250,7 +266,7 @@ class PoolMachine(RuleBasedStateMachine):
         layout = self.model.layout
         address = data.draw(st.integers(-2, layout.scratch_unit + 2))
         page = self.model.pages.get(address)
-        if page is not None and page.live:
+        if page is not None:
             return
         for call in (self.pool.release, self.pool.retain, self.pool.keep, self.pool.drop, self.pool.pin, self.pool.unpin):
             with pytest.raises(AssertionError):
@@ -275,7 +291,8 @@ class PoolMachine(RuleBasedStateMachine):
         pages = [self.model.pages.get(address, Page(0, references=0)) for address in addresses]
         assert self.pool.references(addresses).tolist() == [page.references for page in pages]
         assert self.pool.uses(addresses).tolist() == [page.uses for page in pages]
-        alone = [page.references == 1 and page.uses == page.pins == 0 for page in pages]
+        alone = [page.references == 1 and page.uses == page.pins == 0 and not page.steps for page in pages]
+        assert self.pool.in_flight(addresses).tolist() == [len(page.steps) for page in pages]
         assert self.pool.exclusive(addresses).tolist() == alone
 
 

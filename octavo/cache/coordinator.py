@@ -1,0 +1,363 @@
+"""Joint decisions over all groups: how far a prefix hits, whether a step fits, what becomes of it.
+
+Owns ``KVCacheCoordinator``: the order in which groups, index and pool are asked, so that an operation that cannot finish changes
+nothing. Knows laws only through ``needs``; knows no kinds and no requests beyond a table row.
+
+The hit of the whole model is a joint fixed point: the largest number of tokens at which *every* group can resume. A group may only
+lower the candidate, so the order of groups never matters. Between it and the longest match of the growing groups, a request
+recomputes tokens for the bounded groups only; the growing ones share the pages that are there and write nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from octavo.base import NO_PAGE, blocks_of, ceil_div
+from octavo.cache.group_step import CopyJob
+from octavo.cache.layout import CacheLayout
+from octavo.cache.prefix import ROOT, Claim, PrefixIndex
+from octavo.cache.single_type import BlockPlan, Promise, SingleTypeKVCacheManager
+from octavo.memory.pool import PagePool
+from octavo.memory.remap import Remap
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Match:
+    """What the index has of a chain of keys, in hash units.
+
+    nodes: of the longest match. hit: units at which every group can resume. reach: units each group alone would allow.
+    """
+
+    nodes: np.ndarray
+    hit: int
+    reach: tuple[int, ...]
+
+    @property
+    def matched(self) -> int:
+        """Units of the longest match."""
+        return len(self.nodes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grain:
+    """How one group's blocks and the index's units nest.
+
+    tokens: the smaller of block and unit. per_unit: grains in a unit. lanes: index lanes of the group, for the last grains of
+        a unit (a law with a short memory never claims the first ones).
+    """
+
+    tokens: int
+    per_unit: int
+    lanes: range
+
+    def lane(self, grain: np.ndarray) -> np.ndarray:
+        """Index lane of grains, counted from token 0."""
+        return grain % self.per_unit - (self.per_unit - len(self.lanes)) + self.lanes.start
+
+
+def _grains(layout: CacheLayout) -> tuple[Grain, ...]:
+    grains, lane = [], 0
+    for group in layout.groups:
+        tokens = min(group.block_tokens, layout.hash_unit)
+        per_unit, law = layout.hash_unit // tokens, group.group.law
+        lanes = per_unit if law.prefix != 0 or law.span > layout.hash_unit else min(per_unit, ceil_div(law.span, tokens))
+        grains.append(Grain(tokens=tokens, per_unit=per_unit, lanes=range(lane, lane + lanes)))
+        lane += lanes
+    return tuple(grains)
+
+
+class _Chain:
+    """The published part of a running request: its nodes, and pages it keeps for them outside its tables."""
+
+    def __init__(self, groups: int) -> None:
+        self.nodes: list[int] = []
+        self.extra: list[set[int]] = [set() for _ in range(groups)]
+
+
+class KVCacheCoordinator:
+    """All groups of one model. Rows are table rows; ``n`` counts tokens."""
+
+    def __init__(self, layout: CacheLayout, *, rows: int, max_nodes: int = 1 << 22, max_ghosts: int = 1 << 16) -> None:
+        self.layout, self._unit = layout, layout.hash_unit
+        self.pool = PagePool(layout.arena)
+        self.groups = tuple(SingleTypeKVCacheManager(group, self.pool, rows=rows) for group in layout.groups)
+        self.grains = _grains(layout)
+        self.bounded = [index for index, group in enumerate(self.groups) if group.law.prefix is not None]
+        self.growing = [index for index, group in enumerate(self.groups) if group.law.prefix is None]
+        lets_go = [group.law.prefix is not None for group, grain in zip(self.groups, self.grains, strict=True) for _ in grain.lanes]
+        self.index = PrefixIndex(self.pool, bounded=lets_go, max_nodes=max_nodes, max_ghosts=max_ghosts)
+        self._chains: dict[int, _Chain] = {}
+        self.jobs: list[CopyJob] = []
+        self.moved_pages = 0
+
+    # -- lookup ------------------------------------------------------------------------------------------------------------
+
+    def lookup(self, keys: Sequence[bytes], limit: int) -> Match:
+        """Match a chain; the hit is at most ``limit`` units. Changes nothing."""
+        nodes = self.index.match(keys)
+        units = min(limit, len(nodes))
+        good, reach = np.ones(units + 1, bool), [len(nodes)] * len(self.groups)
+        for index in self.bounded:
+            able = self._resumable(index, nodes[:units])
+            reach[index] = int(np.flatnonzero(able)[-1])
+            good &= able
+        return Match(nodes=nodes, hit=int(np.flatnonzero(good)[-1]), reach=tuple(reach))
+
+    def _resumable(self, index: int, nodes: np.ndarray) -> np.ndarray:
+        """Bool [units + 1]: can this bounded group resume after that many units? True at 0."""
+        grain, law = self.grains[index], self.groups[index].law
+        absent = np.ones((len(nodes), grain.per_unit), np.int64)
+        absent[:, grain.per_unit - len(grain.lanes) :] = (self.index.pages[grain.lanes][:, nodes] == NO_PAGE).T
+        missing = np.concatenate([[0], np.cumsum(absent.reshape(-1))])
+        n = np.arange(len(nodes) + 1) * self._unit
+        front = np.minimum(law.prefix or 0, n)
+        start = np.minimum(np.maximum(law.first(n), front), n)
+        ends, starts = n // grain.tokens, start // grain.tokens
+        whole = missing[ends] - missing[np.where(start < n, starts, ends)] == 0
+        return whole & (missing[-(-front // grain.tokens)] == 0)
+
+    # -- admission ---------------------------------------------------------------------------------------------------------
+
+    def adopt(self, row: int, match: Match) -> None:
+        """Begin a request on what a match found: shared, read-only, held. Nothing can fail here; ``clear`` undoes it."""
+        chain = self._chains[row] = _Chain(len(self.groups))
+        chain.nodes = match.nodes.tolist()
+        n = match.hit * self._unit
+        for index, group in enumerate(self.groups):
+            if index in self.growing:
+                stop = match.matched * self._unit
+                blocks = np.arange(ceil_div(stop, group.layout.block_tokens))
+            else:
+                blocks = group.blocks_needed(n)
+                stop = n
+            pages = self._indexed_pages(index, match.nodes, blocks, stop)
+            group.adopt(row, n, blocks, pages)
+            self.pool.retain(pages)
+            if index in self.growing:
+                self._keep_extra(row, index, match.nodes)
+        self.index.enter(self._last(row))
+
+    def _indexed_pages(self, index: int, nodes: np.ndarray, blocks: np.ndarray, stop: int) -> np.ndarray:
+        """The page of every block: of the last unit, before ``stop``, that lies in it."""
+        grain, tokens = self.grains[index], self.groups[index].layout.block_tokens
+        last = np.minimum((blocks + 1) * tokens, stop) - 1
+        pages = self.index.pages[grain.lane(last // grain.tokens), nodes[last // self._unit]] if len(blocks) else blocks
+        assert (pages != NO_PAGE).all(), "a hit is warm"
+        return pages.astype(np.int32)
+
+    def _keep_extra(self, row: int, index: int, nodes: np.ndarray) -> None:
+        """Hold pages of a chain's nodes that the table does not: what stands on a chain is not to be reclaimed."""
+        pages = self.index.pages[self.grains[index].lanes][:, nodes].reshape(-1)
+        if not len(pages):
+            return
+        extra = set(np.setdiff1d(pages, self.groups[index].table[row]).tolist()) - self._chains[row].extra[index]
+        self.pool.retain(np.array(sorted(extra), np.int32))
+        self._chains[row].extra[index] |= extra
+
+    def _last(self, row: int) -> int:
+        nodes = self._chains[row].nodes
+        return nodes[-1] if nodes else ROOT
+
+    # -- one step ----------------------------------------------------------------------------------------------------------
+
+    def next_event(self, rows: np.ndarray) -> np.ndarray:
+        """The first ``start`` at which each row needs ``extend``; before it, decoding asks nothing of the cache."""
+        return np.minimum.reduce([group.next_event[rows] for group in self.groups])
+
+    def has_event(self, row: int, start: int) -> bool:
+        """Does decoding from ``start`` need ``extend``?"""
+        return any(int(group.next_event[row]) <= start for group in self.groups)
+
+    def disturb(self, row: int, n: int) -> None:
+        """Pages of a row with ``n`` planned tokens have been published: rings may not turn over them."""
+        for index in self.bounded:
+            self.groups[index].disturb(row, n)
+
+    def wanted(self, plans: Sequence[tuple[int, BlockPlan]]) -> list[int]:
+        """Pages per bucket that plans ask for."""
+        wanted = [0] * len(self.layout.arena.page_units)
+        for index, plan in plans:
+            wanted[self.groups[index].layout.bucket] += plan.wanted
+        return wanted
+
+    def plan(
+        self, row: int, start: int, stop: int, *, marks: Sequence[int] = (), shared: int = 0
+    ) -> list[tuple[int, BlockPlan]]:
+        """What every group that has an event needs for tokens ``[start, stop)``. ``shared``: tokens growing groups have."""
+        plans = []
+        for index, group in enumerate(self.groups):
+            if stop - start == 1 and group.next_event[row] > start and not marks:
+                continue
+            group.settle(row, start)
+            growing = index in self.growing
+            plans.append((index, group.plan(row, start, stop, marks=() if growing else marks, write_from=shared if growing else 0)))
+        return plans
+
+    def extend(self, plans: Sequence[tuple[int, BlockPlan]], step: int) -> bool:
+        """Carry plans out if they fit, evicting and compacting as needed. False, and nothing changed, where they do not."""
+        wanted = self.wanted(plans)
+        if not self.pool.fits(wanted):
+            return False
+        self.make_ready(wanted)
+        for index, plan in plans:
+            self.jobs += self.groups[index].apply(plan, step)
+        return True
+
+    def make_ready(self, wanted: Sequence[int]) -> None:
+        """Reclaim until ``allocate`` can serve what ``fits``. Free pages are gathered before anything cached is let go."""
+        assert self.pool.fits(wanted)
+        while not self.pool.ready(wanted):
+            moves = self.pool.compact()
+            if moves is None:
+                assert self.index.evict(), "what fits can be made ready"
+                continue
+            self.jobs += [
+                CopyJob(source=source, target=target, units=moves.units)
+                for source, target in zip(moves.sources.tolist(), moves.targets.tolist(), strict=True)
+            ]
+            self.moved_pages += len(moves.sources)
+            self._remap(Remap(moves.sources, moves.targets))
+
+    def _remap(self, moved: Remap) -> None:
+        self.index.remap(moved)
+        for group in self.groups:
+            group.remap(moved)
+        for chain in self._chains.values():
+            for index, extra in enumerate(chain.extra):
+                pages = np.array(sorted(extra), np.int32)
+                moved.apply(pages)
+                chain.extra[index] = set(pages.tolist())
+
+    @property
+    def in_flight(self) -> bool:
+        """Are pages waiting for a receipt?"""
+        return any(self.pool.counts(bucket).limbo for bucket in range(len(self.layout.arena.page_units)))
+
+    # -- publishing --------------------------------------------------------------------------------------------------------
+
+    def published(self, row: int) -> int:
+        """Units of this row's chain that are in the index."""
+        return len(self._chains[row].nodes)
+
+    def publish(self, row: int, keys: Sequence[bytes], step: int) -> None:
+        """Put the units ``keys[published:]``, all computed and received, into the index; share what others put there first."""
+        chain = self._chains[row]
+        while len(chain.nodes) < len(keys):
+            first, new = len(chain.nodes), []
+            node = self.index.find(keys[first])
+            if node is not None:
+                new = [node]
+            else:
+                stop = first + 1
+                while stop < len(keys) and self.index.find(keys[stop]) is None:
+                    stop += 1
+                new = self._insert(row, keys, first, stop)
+            self.index.enter(new[-1])
+            self.index.leave(self._last(row))
+            chain.nodes += new
+            if node is not None:
+                self._share(row, first, node, step)
+        while self.index.full and self.index.evict():
+            pass
+
+    def _insert(self, row: int, keys: Sequence[bytes], first: int, stop: int) -> list[int]:
+        lanes = []
+        for index in self.growing:
+            grain, group = self.grains[index], self.groups[index]
+            grains = np.arange(first * grain.per_unit, stop * grain.per_unit)
+            pages = group.table[row, grains * grain.tokens // group.layout.block_tokens]
+            lanes.append(pages.reshape(stop - first, grain.per_unit).T)
+        pages = np.concatenate(lanes) if lanes else np.zeros((0, stop - first), np.int32)
+        return self.index.insert(self._last(row), keys[first:stop], pages).tolist()
+
+    def _share(self, row: int, unit: int, node: int, step: int) -> None:
+        """Another request published this unit first: hold its pages, and stand on them once a whole block is there."""
+        for index in self.growing:
+            self._keep_extra(row, index, np.array([node]))
+            grain, group = self.grains[index], self.groups[index]
+            for lane in grain.lanes:
+                stop = unit * self._unit + (lane - grain.lanes.start + 1) * grain.tokens
+                page = int(self.index.pages[lane, node])
+                if stop % group.layout.block_tokens == 0 and page in self._chains[row].extra[index]:
+                    self._stand_on(row, index, stop // group.layout.block_tokens - 1, page, step)
+
+    def _stand_on(self, row: int, index: int, block: int, page: int, step: int) -> None:
+        """Trade the row's own page of a block for the equal one that the index has."""
+        extra = self._chains[row].extra[index]
+        extra.discard(page)
+        own = self.groups[index].swap(row, block, page)
+        if self.pool.uses(own)[0]:
+            extra.add(own)
+        else:
+            self.pool.release(own, step)
+
+    def take_promises(self, row: int, n: int) -> dict[int, dict[int, Promise]]:
+        """By checkpoint up to ``n`` tokens and by group, the pages kept for it, handed over with their references."""
+        marks = sorted({mark for index in self.bounded for mark in self.groups[index].promised_marks(row) if mark <= n})
+        return {mark: {index: self.groups[index].take_promise(row, mark) for index in self.bounded} for mark in marks}
+
+    def promise(self, row: int, n: int, mark: int) -> dict[int, Promise] | None:
+        """Pages that resuming at ``mark`` needs, from tables that have ``n`` tokens; None where something is gone."""
+        found = {}
+        for index in self.bounded:
+            group = self.groups[index]
+            group.settle(row, n)
+            blocks = group.blocks_needed(mark)
+            pages = group.pages_of(row, blocks)
+            if pages is None:
+                return None
+            found[index] = Promise(blocks=blocks, pages=pages)
+        return found
+
+    def claim(self, row: int, n: int, promises: dict[int, Promise]) -> None:
+        """Make the chain's node at ``n`` tokens a resume point."""
+        nodes = np.array(self._chains[row].nodes, np.int32)
+        node = int(nodes[n // self._unit - 1])
+        if self.index.is_resume_point(node):
+            return
+        parts = [self._claim_of(index, n, promises[index], nodes) for index in self.bounded]
+        self.index.claim(node, Claim(
+            lanes=np.concatenate([part.lanes for part in parts]),
+            nodes=np.concatenate([part.nodes for part in parts]),
+            pages=np.concatenate([part.pages for part in parts]),
+        ))  # fmt: skip
+
+    def _claim_of(self, index: int, n: int, promise: Promise, nodes: np.ndarray) -> Claim:
+        grain, group = self.grains[index], self.groups[index]
+        grains = np.array(blocks_of(group.law.needs(n), grain.tokens), np.int64)
+        blocks = grains * grain.tokens // group.layout.block_tokens
+        pages = promise.pages[np.searchsorted(promise.blocks, blocks)]
+        units = grains * grain.tokens // self._unit
+        return Claim(lanes=grain.lane(grains).astype(np.int32), nodes=nodes[units], pages=pages.astype(np.int32))
+
+    # -- leaving -----------------------------------------------------------------------------------------------------------
+
+    def touch(self, row: int, *, hit: bool = False) -> None:
+        """Note that a row's chain has just been of use."""
+        self.index.touch(np.array(self._chains[row].nodes, np.int32), hit=hit)
+
+    def clear(self, row: int, step: int | None) -> None:
+        """Let go of everything a row holds; pages that a step in flight may touch wait for its receipt."""
+        chain = self._chains.pop(row)
+        for index, group in enumerate(self.groups):
+            self.pool.release(group.clear(row), step)
+            self.pool.release(np.array(sorted(chain.extra[index]), np.int32), step)
+        if chain.nodes:
+            self.index.leave(chain.nodes[-1])
+            self.index.offer_chain(np.array(chain.nodes, np.int32))
+
+    def check(self) -> None:
+        """Assert every invariant, from scratch."""
+        self.pool.check()
+        self.index.check()
+        references: dict[int, int] = {}
+        for row, chain in self._chains.items():
+            for index, group in enumerate(self.groups):
+                for page in (*group.held_pages(row).tolist(), *chain.extra[index]):
+                    references[page] = references.get(page, 0) + 1
+        pages = np.array(sorted(references), np.int32)
+        counted = np.array([references[page] for page in pages.tolist()], np.int32)
+        assert (self.pool.references(pages) == counted + self.pool.in_flight(pages)).all(), "every reference has a holder"

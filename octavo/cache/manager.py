@@ -1,0 +1,357 @@
+"""The hybrid KV cache as the scheduler sees it.
+
+Owns ``KVCacheManager``: look up, admit, extend, commit, free, explain. Turns requests into table rows and tokens into keys, decides
+what is charged at admission, and remembers what steps in flight still owe. Knows no kinds, no clock, no tensors.
+
+The life of a request: ``lookup`` (a probe) → ``admit`` (takes a row and what the hit offers) → ``extend`` for every step (takes pages)
+→ ``commit`` at the step's receipt (publishes) → ``free``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from octavo.base import CapacityError, floor_to
+from octavo.cache.checkpoints import CheckpointPolicy
+from octavo.cache.coordinator import KVCacheCoordinator, Match
+from octavo.cache.hashing import extend_keys, root_key
+from octavo.cache.group_step import CopyJob, GroupStep
+from octavo.cache.layout import CacheLayout, pages_by_bucket, request_pages
+from octavo.cache.report import CacheReport, GroupReport, HitExplanation
+
+
+class CachedRequest(Protocol):
+    """What the cache must know of a request: its tokens, and what separates it from or ties it to others."""
+
+    request_id: str
+    cache_salt: str
+    marks: tuple[int, ...]
+    unit_keys: list[bytes]
+    num_cached_tokens: int
+    cache_report: Any
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens known."""
+
+    def token_ids(self, start: int, stop: int) -> np.ndarray:
+        """Tokens ``[start, stop)``, int32."""
+
+
+_EMPTY = Match(nodes=np.zeros(0, np.int32), hit=0, reach=())
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Lookup:
+    """What a probe found for a request. All counts are tokens.
+
+    hit: can be resumed there. matched: the growing groups have that much. remembered: keys known once, ghosts included.
+    promised: a step in flight will make a longer hit possible.
+    """
+
+    match: Match
+    hit: int
+    matched: int
+    remembered: int
+    promised: bool
+
+
+@dataclass(eq=False)
+class _Row:
+    """A running request. ``shared``: tokens that growing groups had at admission. ``junctions``: checkpoints it owes others."""
+
+    request: CachedRequest
+    row: int
+    shared: int
+    junctions: tuple[int, ...]
+    publishes: bool
+    computed: int
+    scheduled: int
+    last_step: int | None = None
+    peak_bytes: int = 0
+
+
+class KVCacheManager:
+    """One per engine. ``enable_prefix_caching=False`` runs the same code and finds and publishes nothing.
+
+    hash_seed: per-server secret. model_digest: whatever else changes the bytes (weights, dtype, layout version).
+    """
+
+    def __init__(
+        self,
+        layout: CacheLayout,
+        *,
+        max_num_seqs: int,
+        enable_prefix_caching: bool = True,
+        hash_seed: int = 0,
+        model_digest: bytes = b"",
+        checkpoint_interval: int | None = None,
+    ) -> None:
+        self.layout, self._unit, self._seed = layout, layout.hash_unit, hash_seed
+        self._digest, self._caching = model_digest, enable_prefix_caching
+        self.coordinator = KVCacheCoordinator(layout, rows=max_num_seqs)
+        self.checkpoints = CheckpointPolicy(unit=layout.hash_unit, interval=checkpoint_interval)
+        self._rows: dict[str, _Row] = {}
+        self._free_rows = list(range(max_num_seqs - 1, -1, -1))
+        self._resting: list[tuple[int, int]] = []
+        self._pending: dict[bytes, int] = {}
+        self._owed: dict[str, list[bytes]] = {}
+
+    # -- probes ------------------------------------------------------------------------------------------------------------
+
+    def keys(self, request: CachedRequest, n: int) -> list[bytes]:
+        """Keys of the whole units of the first ``n`` tokens, made once and kept on the request."""
+        if len(request.unit_keys) * self._unit + self._unit <= n:
+            root = root_key(self._digest, request.cache_salt.encode(), seed=self._seed)
+            extend_keys(request.unit_keys, request.token_ids(0, n), unit=self._unit, root=root, seed=self._seed)
+        return request.unit_keys[: n // self._unit]
+
+    def lookup(self, request: CachedRequest) -> Lookup:
+        """How much of a request the cache has. At least its last token remains to be computed. Changes nothing but keys."""
+        if not self._caching:
+            return Lookup(match=_EMPTY, hit=0, matched=0, remembered=0, promised=False)
+        known = request.num_tokens
+        keys, limit = self.keys(request, known), (known - 1) // self._unit
+        match = self.coordinator.lookup(keys, limit)
+        remembered = self.coordinator.index.ghost_match(keys, match.matched)
+        promised = bool(self._pending) and not self._pending.keys().isdisjoint(keys[match.hit : limit])
+        return Lookup(
+            match=match, hit=match.hit * self._unit, matched=match.matched * self._unit,
+            remembered=remembered * self._unit, promised=promised,
+        )  # fmt: skip
+
+    def check_capacity(self, tokens: int) -> None:
+        """Raise CapacityError, with the arithmetic, where a request of ``tokens`` tokens could never be served alone.
+
+        Charged: what its laws can need, and one block per group for a shared block being copied.
+        """
+        pages = [count + 1 for count in request_pages(self.layout, tokens)]
+        arena = self.layout.arena
+        slabs = [-(-n // arena.pages_per_slab(b)) for b, n in enumerate(pages_by_bucket(self.layout, pages))]
+        if sum(slabs) > arena.num_slabs:
+            need, have = sum(slabs) * arena.slab_units, arena.num_slabs * arena.slab_units
+            parts = " + ".join(
+                f"{count} pages of {group.page_units * arena.unit_bytes:,} B ({group.group.law.describe()})"
+                for count, group in zip(pages, self.layout.groups, strict=True)
+            )
+            raise CapacityError(
+                f"a request of {tokens:,} tokens needs {parts}: {sum(slabs)} slabs = {need * arena.unit_bytes:,} B, but the cache has "
+                f"{arena.num_slabs} slabs = {have * arena.unit_bytes:,} B; raise kv_memory or lower max_tokens"
+            )
+
+    def explain(self, request: CachedRequest, found: Lookup | None = None) -> HitExplanation:
+        """Why a lookup of this request finds what it finds now (or found). Changes nothing."""
+        found, groups = found or self.lookup(request), self.coordinator.groups
+        laws = [group.law.describe() for group in groups]
+        limit = floor_to(request.num_tokens - 1, self._unit)
+        reach = tuple((law, units * self._unit) for law, units in zip(laws, found.match.reach, strict=False))
+        least = min((tokens for _, tokens in reach), default=0)
+        short = tuple(law for law, tokens in reach if tokens == least and tokens < limit)
+        if not self._caching:
+            reason = "prefix caching is off"
+        elif found.hit == limit:
+            reason = "everything that may be reused was"
+        elif found.hit < min(found.matched, limit):
+            reason = f"no checkpoint between tokens {found.hit} and {found.matched} for {', '.join(short) or 'all groups together'}"
+        elif found.remembered > found.matched:
+            reason = f"tokens {found.matched} to {found.remembered} were cached and have been evicted"
+        else:
+            reason = f"never cached: the key differs in tokens {found.matched} to {found.matched + self._unit}"
+        return HitExplanation(
+            prompt_tokens=request.num_tokens, hit_tokens=found.hit, matched_tokens=found.matched,
+            reach=reach, limited_by=short, reason=reason,
+        )  # fmt: skip
+
+    def computed(self, request: CachedRequest) -> int:
+        """Tokens whose steps have been received."""
+        return self._rows[request.request_id].computed
+
+    def scheduled(self, request: CachedRequest) -> int:
+        """Tokens whose steps have been planned."""
+        return self._rows[request.request_id].scheduled
+
+    def running(self, request: CachedRequest) -> bool:
+        """Does the request have a row?"""
+        return request.request_id in self._rows
+
+    # -- operations --------------------------------------------------------------------------------------------------------
+
+    def admit(self, request: CachedRequest, found: Lookup, *, cold: bool = False) -> bool:
+        """Give a request a row and its hit, if its whole prompt fits beside what running requests still need for theirs.
+
+        False, and nothing changed, where it does not. cold: ignore the cache, and keep out of it.
+        """
+        if not self._free_rows:
+            return False
+        row, match = self._free_rows[-1], _EMPTY if cold else found.match
+        self.coordinator.adopt(row, match)
+        if not self.coordinator.pool.fits(self._demand(row, request.num_tokens)):
+            self.coordinator.clear(row, None)
+            return False
+        self._free_rows.pop()
+        if len(match.nodes):
+            self.coordinator.touch(row, hit=True)
+        hit = match.hit * self._unit
+        junctions = tuple(n for n in {found.matched, found.remembered} if n > hit)
+        self._rows[request.request_id] = _Row(
+            request=request, row=row, shared=match.matched * self._unit, junctions=junctions,
+            publishes=self._caching and not cold, computed=hit, scheduled=hit,
+        )  # fmt: skip
+        return True
+
+    def _demand(self, row: int, tokens: int) -> list[int]:
+        """Pages per bucket that a new row and the unfinished prompts of running ones will ask for."""
+        prompts = [r for r in self._rows.values() if r.computed + 1 < r.request.num_tokens]
+        wanted = [0] * len(self.layout.groups)
+        for other, length in [(row, tokens), *((r.row, r.request.num_tokens) for r in prompts)]:
+            for index, pages in enumerate(request_pages(self.layout, length)):
+                wanted[index] += self.coordinator.groups[index].missing(other, pages)
+        return pages_by_bucket(self.layout, wanted)
+
+    def extend(self, request: CachedRequest, stop: int, step: int, *, checkpoints: bool = True) -> bool:
+        """Take the pages that computing up to ``stop`` tokens writes. False, and nothing changed, where they do not fit."""
+        row = self._rows[request.request_id]
+        start, marks = row.scheduled, ()
+        if checkpoints and row.publishes and self.coordinator.bounded:
+            hints = (*row.junctions, *request.marks)
+            marks = self.checkpoints.positions(start=start, stop=stop, known=request.num_tokens, marks=hints)
+        plans = self.coordinator.plan(row.row, start, stop, marks=marks, shared=row.shared)
+        if not self.coordinator.extend(plans, step):
+            return False
+        row.scheduled, row.last_step = stop, step
+        if plans:
+            row.peak_bytes = max(row.peak_bytes, self._held_bytes(row.row))
+        if row.publishes and stop - start > 1:
+            self._announce(row, start, stop, marks)
+        return True
+
+    def _announce(self, row: _Row, start: int, stop: int, marks: Sequence[int]) -> None:
+        """Note which prefixes can be resumed once this step is received, for requests that had better wait."""
+        keys = self.keys(row.request, stop)
+        ends = [mark // self._unit for mark in marks] if self.coordinator.bounded else range(start // self._unit + 1, len(keys) + 1)
+        owed = [keys[end - 1] for end in ends]
+        for key in owed:
+            self._pending[key] = self._pending.get(key, 0) + 1
+        self._owed.setdefault(row.request.request_id, []).extend(owed)
+
+    def _settle_announcements(self, request_id: str) -> None:
+        for key in self._owed.pop(request_id, ()):
+            self._pending[key] -= 1
+            if not self._pending[key]:
+                del self._pending[key]
+
+    def commit(self, request: CachedRequest, stop: int) -> None:
+        """The step that computed up to ``stop`` tokens has been received: what it wrote is valid and may be shared."""
+        row = self._rows[request.request_id]
+        start, row.computed = row.computed, stop
+        if row.scheduled == stop:
+            self._settle_announcements(request.request_id)
+        eventful = stop - start > 1 or self.coordinator.has_event(row.row, stop)
+        if row.publishes and eventful:
+            self._publish(row, stop)
+
+    def _publish(self, row: _Row, n: int) -> None:
+        step = row.last_step or 0
+        self.coordinator.publish(row.row, self.keys(row.request, n), step)
+        for mark, promises in self.coordinator.take_promises(row.row, n).items():
+            self.coordinator.claim(row.row, mark, promises)
+            for promise in promises.values():
+                self.coordinator.pool.release(promise.pages, step)
+            self.coordinator.disturb(row.row, row.scheduled)
+
+    def free(self, request: CachedRequest, *, in_flight: bool = False, publish: bool = True) -> None:
+        """End a request's stay: publish what it has, as a place to resume where possible, and let its pages go.
+
+        in_flight: a step that has not been received may still touch the pages; they wait for it.
+        publish: False where what was written cannot be trusted.
+        """
+        row = self._rows.pop(request.request_id)
+        self._settle_announcements(request.request_id)
+        if row.publishes and publish and not in_flight:
+            self._publish_end(row)
+        request.cache_report = self._report(row)
+        self.coordinator.touch(row.row)
+        self.coordinator.clear(row.row, row.last_step if in_flight else None)
+        if in_flight and row.last_step is not None:
+            self._resting.append((row.last_step, row.row))
+        else:
+            self._free_rows.append(row.row)
+
+    def _publish_end(self, row: _Row) -> None:
+        self._publish(row, row.computed)
+        end = floor_to(row.computed, self._unit)
+        if end and self.coordinator.bounded:
+            promises = self.coordinator.promise(row.row, row.computed, end)
+            if promises is not None:
+                self.coordinator.claim(row.row, end, promises)
+
+    def receive(self, step: int) -> None:
+        """A step's receipt has arrived: what it kept from being reused is free."""
+        self.coordinator.pool.retire(step)
+        self._free_rows += [row for tag, row in self._resting if tag <= step]
+        self._resting = [(tag, row) for tag, row in self._resting if tag > step]
+
+    def clear_prefixes(self) -> None:
+        """Forget every cached prefix that no running request stands on."""
+        self.coordinator.index.clear()
+
+    # -- the step plan -----------------------------------------------------------------------------------------------------
+
+    def needs_extend(self, requests: Sequence[CachedRequest]) -> np.ndarray:
+        """Bool [R]: which decoding requests must be extended; the others write into pages they own already."""
+        rows = self._row_array(requests)
+        start = np.array([self._rows[request.request_id].scheduled for request in requests])
+        due = self.coordinator.next_event(rows) <= start
+        return due | self.checkpoints.due(start) if self.coordinator.bounded else due
+
+    def advance(self, request: CachedRequest, step: int) -> None:
+        """Plan one more token of a request that needs no extension."""
+        row = self._rows[request.request_id]
+        row.scheduled, row.last_step = row.scheduled + 1, step
+
+    def _row_array(self, requests: Sequence[CachedRequest]) -> np.ndarray:
+        return np.array([self._rows[request.request_id].row for request in requests], np.int64)
+
+    def plan_step(self, requests: Sequence[CachedRequest], start: np.ndarray, query_start: np.ndarray) -> tuple[GroupStep, ...]:
+        """Every group's part of a step over ``requests``, after their extensions."""
+        rows = self._row_array(requests)
+        return tuple(group.group_step(rows, start, query_start) for group in self.coordinator.groups)
+
+    def take_copies(self) -> tuple[CopyJob, ...]:
+        """Copies that must run before the step, in order."""
+        jobs, self.coordinator.jobs = tuple(self.coordinator.jobs), []
+        return jobs
+
+    # -- reports -----------------------------------------------------------------------------------------------------------
+
+    def _held_bytes(self, row: int) -> int:
+        groups, unit = self.coordinator.groups, self.layout.arena.unit_bytes
+        return sum(group.num_held(row) * group.layout.page_units * unit for group in groups)
+
+    def report(self, request_id: str) -> CacheReport:
+        """What a running request holds."""
+        return self._report(self._rows[request_id])
+
+    def _report(self, row: _Row) -> CacheReport:
+        groups = []
+        for group in self.coordinator.groups:
+            layout, blocks = group.layout, group.num_blocks(row.row)
+            streams = [member.stream for member in layout.group.members]
+            groups.append(GroupReport(
+                law=group.law.describe(), layers=layout.group.layers, block_tokens=layout.block_tokens, blocks=blocks,
+                bytes=blocks * layout.page_units * self.layout.arena.unit_bytes,
+                uniform_bytes=sum(row.computed // stream.stride * stream.entry_bytes for stream in streams),
+            ))  # fmt: skip
+        return CacheReport(
+            tokens=row.computed, cached_tokens=row.request.num_cached_tokens, groups=tuple(groups), peak_bytes=row.peak_bytes
+        )
+
+    def check(self) -> None:
+        """Assert every invariant, from scratch."""
+        self.coordinator.check()
+        assert len(self._rows) + len(self._free_rows) + len(self._resting) == self.coordinator.groups[0].table.shape[0]
+        assert all(row.computed <= row.scheduled for row in self._rows.values())

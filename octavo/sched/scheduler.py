@@ -1,0 +1,310 @@
+"""Continuous batching: which requests compute which tokens next.
+
+Owns the queues, the token budget, preemption and the making of ``StepPlan``. Knows no clock, no tensors and no I/O; asks the cache
+only through ``KVCacheManager``.
+
+Running requests go first, in order of priority and arrival, so the first of them always makes progress: when pages run out, the last
+one gives its pages up and starts again later (recompute), usually from its own cached prefix. A request that could never be
+served alone is refused when it is added, so nothing here can deadlock.
+
+Several steps may be planned before the first receipt arrives; they are carried out and received in order. A request whose next token is
+being sampled waits.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+
+import numpy as np
+
+from octavo.base import CapacityError, ConfigError
+from octavo.cache.layout import CacheLayout
+from octavo.cache.manager import KVCacheManager, Lookup
+from octavo.cache.report import HitExplanation
+from octavo.sched.request import FinishReason, Request, RequestState
+from octavo.sched.step import StepPlan, StepResult
+
+MAX_WAIT_STEPS = 16
+"""Steps a request waits for a prefix that a step in flight has promised, before it computes the prefix itself."""
+
+
+class _Queued:
+    """A request with its place in line: higher priority first, then arrival."""
+
+    __slots__ = ("request", "place", "waited", "cold", "stay")
+
+    def __init__(self, request: Request, arrival: int) -> None:
+        self.request, self.place = request, (-request.priority, arrival)
+        self.waited, self.cold, self.stay = 0, False, 0
+
+    def __lt__(self, other: _Queued) -> bool:
+        return self.place < other.place
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Part:
+    """Tokens ``[start, stop)`` of a request in a step. ``stay`` counts its admissions: a receipt of an earlier stay is void."""
+
+    queued: _Queued
+    start: int
+    stop: int
+    stay: int
+
+    @property
+    def void(self) -> bool:
+        """Has the request lost its pages or ended since?"""
+        return self.queued.request.finished or self.queued.stay != self.stay
+
+
+class Scheduler:
+    """One per engine.
+
+    max_num_batched_tokens: tokens of one step, over all requests. max_num_seqs: requests running at once.
+    """
+
+    def __init__(
+        self,
+        layout: CacheLayout,
+        *,
+        max_num_batched_tokens: int,
+        max_num_seqs: int,
+        max_model_len: int | None = None,
+        enable_prefix_caching: bool = True,
+        hash_seed: int = 0,
+        model_digest: bytes = b"",
+        checkpoint_interval: int | None = None,
+    ) -> None:
+        if max_num_batched_tokens < 1 or max_num_seqs < 1:
+            raise ConfigError("max_num_batched_tokens and max_num_seqs must be at least 1")
+        self.max_num_batched_tokens, self.max_num_seqs = max_num_batched_tokens, max_num_seqs
+        self.max_model_len = min(max_model_len or layout.max_model_len, layout.max_model_len)
+        self.cache = KVCacheManager(
+            layout, max_num_seqs=max_num_seqs, enable_prefix_caching=enable_prefix_caching, hash_seed=hash_seed,
+            model_digest=model_digest, checkpoint_interval=checkpoint_interval,
+        )  # fmt: skip
+        self._arrivals, self._steps = count(), count()
+        self._requests: dict[str, _Queued] = {}
+        self._waiting: list[_Queued] = []
+        self._running: list[_Queued] = []
+        self._in_flight: list[tuple[StepPlan, list[_Part]]] = []
+        self._explanations: dict[str, HitExplanation] = {}
+        self.num_preemptions = 0
+
+    # -- requests ----------------------------------------------------------------------------------------------------------
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises ConfigError or CapacityError, and keeps nothing, where it could never be served."""
+        if request.request_id in self._requests:
+            raise ConfigError(f"request id {request.request_id!r} is in use")
+        known = request.num_tokens
+        if known >= self.max_model_len:
+            raise CapacityError(
+                f"request {request.request_id}: a prompt of {known:,} tokens leaves no room for output in max_model_len "
+                f"{self.max_model_len:,}"
+            )
+        self.cache.check_capacity(self._most_tokens(request))
+        queued = self._requests[request.request_id] = _Queued(request, next(self._arrivals))
+        insort(self._waiting, queued)
+
+    def _most_tokens(self, request: Request) -> int:
+        budget = request.params.max_tokens
+        most = self.max_model_len if budget is None else min(self.max_model_len, len(request.prompt_token_ids) + budget)
+        return most
+
+    def abort(self, request_id: str) -> bool:
+        """End a request now, wherever it is. False where it is unknown or has ended."""
+        if (queued := self._requests.get(request_id)) is None:
+            return False
+        self._finish(queued, FinishReason.ABORT)
+        return True
+
+    @property
+    def has_work(self) -> bool:
+        """Is any request unfinished, or any step unreceived?"""
+        return bool(self._requests or self._in_flight)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that have no row."""
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that have a row."""
+        return len(self._running)
+
+    def explain(self, request_id: str) -> HitExplanation | None:
+        """Why a request's prefix hit was what it was when it was first admitted; None before that."""
+        return self._explanations.get(request_id)
+
+    # -- planning ----------------------------------------------------------------------------------------------------------
+
+    def schedule(self) -> StepPlan | None:
+        """Plan the next step; None where nothing can run before another receipt (or at all)."""
+        step = next(self._steps)
+        parts = self._continue_running(step, self.max_num_batched_tokens)
+        budget = self.max_num_batched_tokens - sum(part.stop - part.start for part in parts)
+        parts += self._start_waiting(step, budget)
+        return self._plan(step, parts) if parts else None
+
+    def _continue_running(self, step: int, budget: int) -> list[_Part]:
+        parts: list[_Part] = []
+        decoding = [queued.request for queued in self._running if self._tokens_left(queued.request) == 1]
+        slow = dict(zip((r.request_id for r in decoding), self.cache.needs_extend(decoding), strict=True)) if decoding else {}
+        for queued in list(self._running):
+            request = queued.request
+            left = min(self._tokens_left(request), budget)
+            if not left or queued not in self._running:
+                continue
+            start = self.cache.scheduled(request)
+            if left == 1 and not slow.get(request.request_id, True):
+                self.cache.advance(request, step)
+            elif not self._make_room(queued, start + left, step):
+                continue
+            parts.append(_Part(queued=queued, start=start, stop=start + left, stay=queued.stay))
+            budget -= left
+        return parts
+
+    def _tokens_left(self, request: Request) -> int:
+        """Known tokens that no step has been planned for: 0 while the next token is being sampled."""
+        return request.num_tokens - self.cache.scheduled(request)
+
+    def _make_room(self, queued: _Queued, stop: int, step: int) -> bool:
+        """Extend a running request, preempting those behind it if it must be. False where it has to sit this step out."""
+        request = queued.request
+        while not (self.cache.extend(request, stop, step) or self.cache.extend(request, stop, step, checkpoints=False)):
+            if self._in_flight or self.cache.coordinator.in_flight:
+                return False
+            if self._running[-1] is queued:
+                self._preempt(queued, cold=len(self._running) == 1)
+                return False
+            self._preempt(self._running[-1])
+        return True
+
+    def _preempt(self, queued: _Queued, *, cold: bool = False, publish: bool = True) -> None:
+        """Take a request's pages; it will start again, from its own cached prefix unless ``cold``."""
+        self._running.remove(queued)
+        self.cache.free(queued.request, in_flight=self._is_in_flight(queued), publish=publish)
+        queued.request.state, queued.cold, queued.stay = RequestState.WAITING, cold, queued.stay + 1
+        queued.request.num_preemptions += 1
+        self.num_preemptions += 1
+        insort(self._waiting, queued)
+
+    def _start_waiting(self, step: int, budget: int) -> list[_Part]:
+        parts: list[_Part] = []
+        for queued in list(self._waiting):
+            if not budget or len(self._running) >= self.max_num_seqs:
+                break
+            found = self.cache.lookup(queued.request)
+            if found.promised and queued.waited < MAX_WAIT_STEPS and (parts or self._in_flight or self._running):
+                queued.waited += 1
+                continue
+            part = self._start(queued, found, step, budget)
+            if part is None:
+                break
+            parts.append(part)
+            budget -= part.stop - part.start
+        return parts
+
+    def _start(self, queued: _Queued, found: Lookup, step: int, budget: int) -> _Part | None:
+        """Admit a waiting request and plan its first tokens; None, and nothing changed, where it does not fit now."""
+        request, alone = queued.request, not self._running and not self._in_flight
+        explanation = self.cache.explain(request, found)
+        for cold in (False, True) if alone and not queued.cold else (queued.cold,):
+            if self.cache.admit(request, found, cold=cold):
+                start = self.cache.scheduled(request)
+                stop = min(request.num_tokens, start + budget)
+                if self.cache.extend(request, stop, step) or self.cache.extend(request, stop, step, checkpoints=False):
+                    break
+                self.cache.free(request, publish=False)
+        else:
+            assert not alone or self.cache.coordinator.in_flight, "what was not refused fits alone"
+            return None
+        self._waiting.remove(queued)
+        insort(self._running, queued)
+        request.state = RequestState.RUNNING
+        if not request.num_preemptions:
+            request.num_cached_tokens = start
+            self._explanations[request.request_id] = explanation
+        return _Part(queued=queued, start=start, stop=stop, stay=queued.stay)
+
+    def _plan(self, step: int, parts: list[_Part]) -> StepPlan:
+        requests = [part.queued.request for part in parts]
+        start = np.array([part.start for part in parts], np.int32)
+        stop = np.array([part.stop for part in parts], np.int32)
+        query_start = np.concatenate([[0], np.cumsum(stop - start)]).astype(np.int32)
+        plan = StepPlan(
+            step=step,
+            request_ids=tuple(request.request_id for request in requests),
+            token_ids=np.concatenate([part.queued.request.token_ids(part.start, part.stop) for part in parts]),
+            query_start=query_start, start=start, stop=stop,
+            samples=stop == np.array([request.num_tokens for request in requests]),
+            sampling=tuple(request.params for request in requests),
+            output_len=np.array([len(request.output_token_ids) for request in requests], np.int32),
+            groups=self.cache.plan_step(requests, start.astype(np.int64), query_start),
+            copies=self.cache.take_copies(),
+        )  # fmt: skip
+        self._in_flight.append((plan, parts))
+        return plan
+
+    def _is_in_flight(self, queued: _Queued) -> bool:
+        return any(part.queued is queued and part.stay == queued.stay for _, parts in self._in_flight for part in parts)
+
+    # -- receipts ----------------------------------------------------------------------------------------------------------
+
+    def commit(self, result: StepResult) -> list[Request]:
+        """Take a step's receipt; returns the requests that got a token or ended. Receipts come in order of their plans."""
+        if not self._in_flight or self._in_flight[0][0].step != result.step:
+            raise ConfigError(f"step {result.step} is not the next one to be received")
+        plan, parts = self._in_flight.pop(0)
+        if result.failed:
+            self._fail(plan, parts)
+            return []
+        changed = []
+        for part, samples in zip(parts, plan.samples.tolist(), strict=True):
+            if part.void:
+                continue
+            request = part.queued.request
+            self.cache.commit(request, part.stop)
+            if samples:
+                self._accept(part.queued, result.tokens[request.request_id])
+                changed.append(request)
+        self.cache.receive(result.step)
+        return changed
+
+    def _accept(self, queued: _Queued, token: int) -> None:
+        request, params = queued.request, queued.request.params
+        request.append(token)
+        if token in params.stop_token_ids or (token in request.eos_token_ids and not params.ignore_eos):
+            self._finish(queued, FinishReason.STOP)
+        elif len(request.output_token_ids) == params.max_tokens or request.num_tokens >= self.max_model_len:
+            self._finish(queued, FinishReason.LENGTH)
+
+    def _finish(self, queued: _Queued, reason: FinishReason) -> None:
+        request = queued.request
+        if self.cache.running(request):
+            self._running.remove(queued)
+            self.cache.free(request, in_flight=self._is_in_flight(queued))
+        else:
+            self._waiting.remove(queued)
+        del self._requests[request.request_id]
+        request.state, request.finish_reason = RequestState.FINISHED, reason
+
+    def _fail(self, plan: StepPlan, parts: Sequence[_Part]) -> None:
+        """A step went wrong: nothing it wrote can be trusted, so its requests start again; nor can pages it was to copy."""
+        lost = [part.queued for part in parts if not part.void]
+        for queued in list(self._running) if plan.copies else lost:
+            self._preempt(queued, publish=False)
+        if plan.copies:
+            self.cache.clear_prefixes()
+        self.cache.receive(plan.step)
+
+    def check(self) -> None:
+        """Assert the invariants of queues, cache and pool, from scratch."""
+        assert self._waiting == sorted(self._waiting) and self._running == sorted(self._running)
+        assert len(self._requests) == len(self._waiting) + len(self._running)
+        assert all(self.cache.running(queued.request) for queued in self._running)
+        self.cache.check()
