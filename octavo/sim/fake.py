@@ -225,6 +225,7 @@ class FakeRunner:
         parts = self._parts(plan)
         for job in plan.copies:
             self.arena.copy(job)
+            self._excuse(job.source)
         traffic = Traffic()
         for group, step in enumerate(plan.groups):
             self._run_group(group, step, parts[group], plan, traffic)
@@ -235,13 +236,20 @@ class FakeRunner:
         }
         return StepResult(step=plan.step, tokens=tokens)
 
+    def _excuse(self, page: int) -> None:
+        """A page that a later step has copied away may be written by it: copies run behind the steps that are in flight."""
+        for traffic in self._in_flight.values():
+            for key in [key for key in traffic.reads if key[1] == page]:
+                del traffic.reads[key]
+
     def lose(self, plan: StepPlan) -> StepResult:
         """A step that fails: everything it would have written is garbage, copies included, and nothing is sampled."""
         for job in plan.copies:
             self.arena.wipe(job.target, job.units)
         for group, step in enumerate(plan.groups):
-            for page in {int(page) for page in step.write_page if page >= 0}:
-                self.arena.wipe(page, self.layout.groups[group].page_units)
+            for page, row in zip(step.write_page.tolist(), step.write_row.tolist(), strict=True):
+                if page >= 0:
+                    self.arena.claim(page, group).rows[row] = None
         return StepResult(step=plan.step, tokens={}, failed=True)
 
     def _parts(self, plan: StepPlan) -> list[list[Part]]:

@@ -31,20 +31,20 @@ class ToyGroup:
 
 
 ZOO: tuple[tuple[str, tuple[Law, ...]], ...] = (
-    ("full", (Everything(),)),
+    ("everything", (Everything(),)),
     ("window", (Window(8),)),
-    ("window-full", (Window(8), Everything())),
-    ("narrow-full", (Window(3), Everything())),
-    ("windows-full", (Window(4), Window(13), Everything())),
-    ("chunk-full", (Chunk(6), Everything())),
+    ("window-everything", (Window(8), Everything())),
+    ("narrow-everything", (Window(3), Everything())),
+    ("windows-everything", (Window(4), Window(13), Everything())),
+    ("chunk-everything", (Chunk(6), Everything())),
     ("chunk", (Chunk(8),)),
     ("sinks", (SinkWindow(2, 6),)),
-    ("sinks-full", (SinkWindow(3, 5), Everything())),
-    ("tail-full", (Tail(4, 4), Everything())),
+    ("sinks-everything", (SinkWindow(3, 5), Everything())),
+    ("tail-everything", (Tail(4, 4), Everything())),
     ("snapshot", (Snapshot(),)),
-    ("snapshot-full", (Snapshot(), Everything())),
+    ("snapshot-everything", (Snapshot(), Everything())),
     ("snapshot-window", (Snapshot(), Window(7))),
-    ("everything-at-once", (Everything(), Window(6), Chunk(5), SinkWindow(1, 4), Tail(4, 2), Snapshot())),
+    ("all-laws", (Everything(), Window(6), Chunk(5), SinkWindow(1, 4), Tail(4, 2), Snapshot())),
 )
 """Names and laws of the toy models, for ``octavo sim --model``."""
 
@@ -64,10 +64,14 @@ def toy_layout(
     made = [_group(toy, index) for index, toy in enumerate(groups)]
     formats = [group.page_format(toy.block_tokens) for group, toy in zip(made, groups, strict=True)]
     units = [ceil_div(fmt.page_bytes, UNIT_BYTES) for fmt in formats]
-    buckets = tuple(sorted(set(units)))
+    buckets = tuple(sorted(set(units), reverse=True))
     layouts = []
     for group, fmt, page_units in zip(made, formats, units, strict=True):
         fixed, turning = group.table_columns(fmt.block_tokens)
+        blocks = ceil_div(max_model_len, fmt.block_tokens)
+        if fixed is not None:
+            fixed = min(fixed, blocks)
+            turning = min(turning, max(1, blocks - fixed))
         bucket = buckets.index(page_units)
         layouts.append(GroupLayout(group=group, format=fmt, bucket=bucket, page_units=page_units, fixed=fixed, turning=turning))
     arena = ArenaLayout(
