@@ -127,26 +127,23 @@ class KVCacheCoordinator:
         chain.nodes = match.nodes.tolist()
         n = match.hit * self._unit
         for index, group in enumerate(self.groups):
-            if index in self.growing:
-                stop = match.matched * self._unit
-                blocks = np.arange(ceil_div(stop, group.layout.block_tokens))
-            else:
-                blocks = group.blocks_needed(n)
-                stop = n
-            pages = self._indexed_pages(index, match.nodes, blocks, stop)
+            growing = index in self.growing
+            needed = ((0, match.matched * self._unit),) if growing else group.law.needs(n)
+            blocks, pages = self._indexed_pages(index, match.nodes, blocks_of(needed, self.grains[index].tokens))
             group.adopt(row, n, blocks, pages)
             self.pool.retain(pages)
-            if index in self.growing:
+            if growing:
                 self._keep_extra(row, index, match.nodes)
         self.index.enter(self._last(row))
 
-    def _indexed_pages(self, index: int, nodes: np.ndarray, blocks: np.ndarray, stop: int) -> np.ndarray:
-        """The page of every block: of the last unit, before ``stop``, that lies in it."""
-        grain, tokens = self.grains[index], self.groups[index].layout.block_tokens
-        last = np.minimum((blocks + 1) * tokens, stop) - 1
-        pages = self.index.pages[grain.lane(last // grain.tokens), nodes[last // self._unit]] if len(blocks) else blocks
+    def _indexed_pages(self, index: int, nodes: np.ndarray, needed: list[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Blocks of the needed grains, and for each the page of its last one: that page has the rows before it too."""
+        grain, grains = self.grains[index], np.array(needed, np.int64)
+        blocks = grains * grain.tokens // self.groups[index].layout.block_tokens
+        last = np.flatnonzero(np.append(blocks[1:] != blocks[:-1], [True] * bool(len(blocks))))
+        pages = self.index.pages[grain.lane(grains[last]), nodes[grains[last] * grain.tokens // self._unit]]
         assert (pages != NO_PAGE).all(), "a hit is warm"
-        return pages.astype(np.int32)
+        return blocks[last], pages.astype(np.int32)
 
     def _keep_extra(self, row: int, index: int, nodes: np.ndarray) -> None:
         """Hold pages of a chain's nodes that the table does not: what stands on a chain is not to be reclaimed."""
@@ -204,6 +201,9 @@ class KVCacheCoordinator:
         self.make_ready(wanted)
         for index, plan in plans:
             self.jobs += self.groups[index].apply(plan, step)
+            if index in self.growing and len(plan.copied):
+                # The chain still stands on the page that was copied from.
+                self._keep_extra(plan.row, index, np.array(self._chains[plan.row].nodes, np.int32))
         return True
 
     def make_ready(self, wanted: Sequence[int]) -> None:

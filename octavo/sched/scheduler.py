@@ -156,8 +156,8 @@ class Scheduler:
         slow = dict(zip((r.request_id for r in decoding), self.cache.needs_extend(decoding), strict=True)) if decoding else {}
         for queued in list(self._running):
             request = queued.request
-            left = min(self._tokens_left(request), budget)
-            if not left or queued not in self._running:
+            left = min(self._tokens_left(request), budget) if self.cache.running(request) else 0
+            if not left:
                 continue
             start = self.cache.scheduled(request)
             if left == 1 and not slow.get(request.request_id, True):
