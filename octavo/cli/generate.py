@@ -54,7 +54,8 @@ def load(
 ) -> LLM:
     """The model, with a bar on standard error while the weights are read."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("Reading tokenizer and weights", total=None)
         return LLM(
             model,
@@ -83,7 +84,9 @@ def show(llm: LLM, prompt: Prompt, params: SamplingParams) -> tuple[RequestOutpu
 
 def show_report(output: RequestOutput) -> None:
     """The report of a finished output on standard output."""
+    report = output.cache_report
+    assert report is not None, "a finished request was admitted"
     console = Console()
     console.print()
-    console.print(reports.table(output.cache_report))
-    console.print(reports.notes(output), highlight=False)
+    console.print(reports.table(report))
+    console.print(reports.notes(report, len(output.prompt_token_ids)), highlight=False)

@@ -10,8 +10,8 @@ from typing import Any
 
 from rich.table import Table
 
+from octavo.cache.report import CacheReport
 from octavo.engine.outputs import RequestOutput
-from octavo.engine.report import CacheReport
 
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -39,33 +39,34 @@ def layers(indices: tuple[int, ...]) -> str:
 
 def table(report: CacheReport) -> Table:
     """The report of one request, one line per group."""
-    made = Table(title=f"What the cache held for {report.tokens:,} tokens", title_justify="left", title_style="bold")
-    made.add_column("remembers")
-    made.add_column("layers")
-    for name in ("block", "blocks", "held at most", "one uniform cache"):
+    made = Table(title=f"What the cache held after {report.tokens:,} tokens", title_justify="left", title_style="bold")
+    for name in ("remembers", "layers"):
+        made.add_column(name)
+    for name in ("block", "blocks", "held", "one uniform cache"):
         made.add_column(name, justify="right")
     for group in report.groups:
         made.add_row(
             group.law,
             layers(group.layers),
             f"{group.block_tokens} tokens",
-            f"{group.peak_blocks:,}",
-            size(group.peak_bytes),
+            f"{group.blocks:,}",
+            size(group.bytes),
             size(group.uniform_bytes),
         )
     made.add_section()
-    made.add_row("all", "", "", "", size(report.peak_bytes), size(report.uniform_bytes), style="bold")
+    made.add_row("all", "", "", "", size(report.bytes), size(report.uniform_bytes), style="bold")
     return made
 
 
-def notes(output: RequestOutput) -> str:
-    """One line about what was spared."""
-    report: CacheReport = output.cache_report
-    share = 1 - report.peak_bytes / report.uniform_bytes
-    prompt = len(output.prompt_token_ids)
-    spared = f"prefix cache: {output.num_cached_tokens:,} of {prompt:,} prompt tokens"
-    lost = f"; preempted {report.num_preemptions} times" if report.num_preemptions else ""
-    return f"{share:.0%} less than one uniform cache; {spared}{lost}"
+def notes(report: CacheReport, prompt_tokens: int) -> str:
+    """What was spared, and the most that was held at once."""
+    saved = (
+        f"{1 - report.bytes / report.uniform_bytes:.0%} less than one uniform cache" if report.uniform_bytes else "nothing held"
+    )
+    return (
+        f"{saved}; at most {size(report.peak_bytes)} held at any step; "
+        f"{report.cached_tokens:,} of {prompt_tokens:,} prompt tokens came from the prefix cache"
+    )
 
 
 def as_json(output: RequestOutput) -> dict[str, Any]:

@@ -87,6 +87,8 @@ def build(config: EngineConfig, source: ModelSource, *, progress: Progress = no_
         hash_seed=secrets.randbits(64),
         model_digest=checkpoint.digest,
     )
+    # One token in and one out: an engine that cannot do even that is refused before the weights are read.
+    scheduler.cache.check_capacity(2)
     torch_dtype = getattr(torch, dtype)
     runner = Runner(
         spec=spec,

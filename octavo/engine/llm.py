@@ -40,7 +40,8 @@ class _Live:
     stream: TextStream | None
     reason: str | None = None
 
-    def output(self, report: object = None) -> RequestOutput:
+    def output(self) -> RequestOutput:
+        """What there is now."""
         text = "" if self.stream is None else self.stream.text
         completion = CompletionOutput(
             index=0, text=text, token_ids=list(self.request.output_token_ids), finish_reason=self.reason
@@ -51,7 +52,7 @@ class _Live:
             prompt_token_ids=list(self.request.prompt_token_ids),
             outputs=[completion],
             num_cached_tokens=self.request.num_cached_tokens,
-            cache_report=report,
+            cache_report=self.request.cache_report if self.reason else None,
             finished=self.reason is not None,
         )
 
@@ -195,13 +196,11 @@ class LLM:
             self._write(one.stream, one.request, event)
             if one.stream.stopped:
                 one.reason = str(FinishReason.STOP)
-        if one.reason is None:
-            return one.output()
-        report = self.core.report(event.request_id)
-        if event.finish_reason is None:
-            self.core.abort(event.request_id)
-        del live[event.request_id]
-        return one.output(report)
+        if one.reason is not None:
+            if event.finish_reason is None:
+                self.core.abort(event.request_id)
+            del live[event.request_id]
+        return one.output()
 
     def _write(self, stream: TextStream, request: Request, event: TokenEvent) -> None:
         tokens = event.token_ids
@@ -238,7 +237,8 @@ def _bar(total: int, *, shown: bool) -> Iterator[_Advance]:
         TextColumn("prompts · {task.fields[tokens]} tokens"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not shown) as bar:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not (shown and console.is_terminal)) as bar:
         task = bar.add_task("Generating", total=total, tokens=0)
         yield _Advance(bar, task)
 

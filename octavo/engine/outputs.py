@@ -6,7 +6,8 @@ Owns ``RequestOutput`` and ``CompletionOutput``. Imports no torch.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+
+from octavo.cache.report import CacheReport
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +28,8 @@ class RequestOutput:
     """One prompt and its continuations.
 
     prompt: None where the caller gave token ids. num_cached_tokens: prompt tokens that the prefix cache spared.
-    cache_report: what the cache held for this request per group (``octavo.cache.manager``); None while it runs.
+    cache_report: what the cache held for this request, per group, when it ended; None while it runs, and for a request that
+        ended before it was admitted.
     """
 
     request_id: str
@@ -35,5 +37,5 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput] = field(default_factory=list)
     num_cached_tokens: int = 0
-    cache_report: Any = None
+    cache_report: CacheReport | None = None
     finished: bool = False

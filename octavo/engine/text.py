@@ -6,13 +6,8 @@ no model.
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
-
-import xxhash
 
 from octavo.base import ConfigError
 from octavo.engine.source import ModelSource
@@ -22,9 +17,6 @@ REPLACEMENT = "\ufffd"
 
 CONTEXT = 6
 """Tokens in front of new ones that decoding sees: sequence-start rules (a stripped space) then apply to the prompt's end."""
-
-GGUF_HEAD = 64 * 2**20
-"""Bytes of a GGUF file that identify its tokenizer; metadata comes first and is far smaller."""
 
 
 class Tokenizer:
@@ -57,38 +49,15 @@ class Tokenizer:
 
 def load_tokenizer(source: ModelSource) -> Tokenizer:
     """The tokenizer beside the weights, or the one inside a GGUF file. Raises ConfigError where there is none."""
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     try:
         if source.gguf:
-            return Tokenizer(_gguf_backend(source.path))
+            # AutoTokenizer would give the same, after reading the whole vocabulary twice more to learn the model type.
+            return Tokenizer(PreTrainedTokenizerFast.from_pretrained(source.path.parent, gguf_file=source.path.name))
         return Tokenizer(AutoTokenizer.from_pretrained(source.path))
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"no tokenizer could be read from {source.path}: {error}") from error
-
-
-def cache_home() -> Path:
-    """Where octavo keeps what it can make again: ``$XDG_CACHE_HOME/octavo``, by default ``~/.cache/octavo``."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "octavo"
-
-
-def _gguf_backend(path: Path) -> Any:
-    """Converting a vocabulary of 262,144 entries takes Transformers 20 s, so its result is kept on disk."""
-    import transformers
-
-    with path.open("rb") as file:
-        digest = xxhash.xxh3_128_hexdigest(file.read(GGUF_HEAD))
-    kept = cache_home() / "tokenizers" / f"{digest}-{path.stat().st_size}-{transformers.__version__}"
-    if (kept / "tokenizer_config.json").is_file():
-        return transformers.AutoTokenizer.from_pretrained(kept)
-    backend = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=kept.parent) as made:
-        backend.save_pretrained(f"{made}/tokenizer")
-        # Renamed when complete, so that a process beside this one never reads half a tokenizer.
-        if not kept.exists():
-            Path(f"{made}/tokenizer").rename(kept)
-    return backend
 
 
 class Detokenizer:

@@ -31,7 +31,7 @@ def oracle(name: str) -> tuple[tuple[list[int], list[int]], ...]:
     """(prompt, greedy continuation) by Transformers, one prompt per length, none of them with a tie."""
     found = []
     for length in LENGTHS:
-        for seed in range(7, 20):
+        for seed in range(100 * length, 100 * length + 13):
             prompt = tiny.prompt(length, seed)
             expected, gap = tiny.greedy(name, prompt, COUNT)
             if gap > TIE:
@@ -101,7 +101,7 @@ def test_preempted(root: Path, name: str, caching: bool) -> None:
     llm = engine(root, name, kv_memory=tight(root, name), max_model_len=128, enable_prefix_caching=caching)
     outputs = generate(llm, [prompt for prompt, _ in cases])
     assert ids(outputs) == [expected for _, expected in cases]
-    assert sum(output.cache_report.num_preemptions for output in outputs) > 0
+    assert llm.core.scheduler.num_preemptions > 0
 
 
 def tight(root: Path, name: str) -> int:

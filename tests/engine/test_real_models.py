@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from octavo import LLM, RequestOutput, SamplingParams
+from octavo.engine.source import ModelSource
+from octavo.engine.text import Detokenizer, load_tokenizer
 
 COUNT = 64
 TIE = 1e-4
@@ -108,17 +110,18 @@ def test_twenty_prompts(name: str, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.mark.slow
-def test_cached_gguf_tokenizer_equals_a_fresh_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from octavo.engine.source import ModelSource
-    from octavo.engine.text import load_tokenizer
-
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    source = ModelSource(path=smollm2(tmp_path), gguf=True)
-    fresh, kept = load_tokenizer(source), load_tokenizer(source)
-    assert list(tmp_path.glob("octavo/tokenizers/*/tokenizer.json"))
-    for text in (*SHORT, story(), "🦜 <|im_start|>user\n\n  two  spaces\t"):
-        assert fresh.encode(text) == kept.encode(text)
-        assert fresh.decode(fresh.encode(text)) == kept.decode(kept.encode(text))
-    messages = [{"role": "user", "content": "Hello"}]
-    assert fresh.chat(messages) == kept.chat(messages)
-    assert fresh.eos_token_ids == kept.eos_token_ids
+@pytest.mark.parametrize("name", MODELS)
+def test_gguf_tokenizer_is_the_one_transformers_would_pick(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = MODELS[name](tmp_path_factory.getbasetemp())
+    ours, theirs = (
+        load_tokenizer(ModelSource(path=path, gguf=True)),
+        AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name),
+    )
+    for text in (*SHORT, story(), "🦜 <|im_start|>user\n\n  two  spaces\t<end_of_turn>"):
+        ids = ours.encode(text)
+        assert ids == theirs(text).input_ids
+        assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+        stream = Detokenizer(ours, ids[:3])
+        assert ours.decode(ids[:3]) + "".join(stream.push([token]) for token in ids[3:]) + stream.flush() == ours.decode(ids)
+    assert ours.eos_token_ids == {theirs.eos_token_id}
+    assert ours.backend.chat_template == theirs.chat_template
