@@ -172,14 +172,20 @@ class World:
         self.scheduler.max_num_seqs = rng.choice((1, 2, 4, 8))
 
     def _launch(self, weather: Weather) -> bool:
-        """Schedule a step and run it. A step behind a lost one is lost too: the device is gone until its receipts are in."""
+        """Schedule a step and run it. A step behind a lost one is lost too: the device is gone until its receipts are in.
+
+        In calm weather nobody launches behind a lost step, or the losses would never end.
+        """
+        failing = any(flight.result.failed for flight in self.flights)
+        if failing and not weather.loss:
+            return False
         plan = self.scheduler.schedule()
         if plan is None:
             return False
         self.scheduler.check()
         self.tally.steps += 1
         self._note_plan(plan)
-        lost = any(flight.result.failed for flight in self.flights) or self.faults.random() < weather.loss
+        lost = failing or self.faults.random() < weather.loss
         self.tally.lost_steps += lost
         self.flights.append(_Flight(plan=plan, result=self.runner.lose(plan) if lost else self.runner.execute(plan)))
         return True
