@@ -42,6 +42,7 @@ class CachedRequest(Protocol):
         """Tokens ``[start, stop)``, int32."""
 
 
+_NO_STEP = -1
 _EMPTY = Match(nodes=np.zeros(0, np.int32), hit=0, reach=())
 
 
@@ -69,9 +70,6 @@ class _Row:
     shared: int
     junctions: tuple[int, ...]
     publishes: bool
-    computed: int
-    scheduled: int
-    last_step: int | None = None
     peak_bytes: int = 0
 
 
@@ -96,6 +94,10 @@ class KVCacheManager:
         self.coordinator = KVCacheCoordinator(layout, rows=max_num_seqs)
         self.checkpoints = CheckpointPolicy(unit=layout.hash_unit, interval=checkpoint_interval)
         self._rows: dict[str, _Row] = {}
+        self._by_row: dict[int, _Row] = {}
+        self._computed = np.zeros(max_num_seqs, np.int64)
+        self._scheduled = np.zeros(max_num_seqs, np.int64)
+        self._last_step = np.full(max_num_seqs, _NO_STEP, np.int64)
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
         self._resting: list[tuple[int, int]] = []
         self._pending: dict[bytes, int] = {}
@@ -166,13 +168,17 @@ class KVCacheManager:
             reach=reach, limited_by=short, reason=reason,
         )  # fmt: skip
 
+    def row(self, request: CachedRequest) -> int:
+        """The table row of a running request."""
+        return self._rows[request.request_id].row
+
     def computed(self, request: CachedRequest) -> int:
         """Tokens whose steps have been received."""
-        return self._rows[request.request_id].computed
+        return int(self._computed[self.row(request)])
 
     def scheduled(self, request: CachedRequest) -> int:
         """Tokens whose steps have been planned."""
-        return self._rows[request.request_id].scheduled
+        return int(self._scheduled[self.row(request)])
 
     def running(self, request: CachedRequest) -> bool:
         """Does the request have a row?"""
@@ -197,15 +203,16 @@ class KVCacheManager:
             self.coordinator.touch(row, hit=True)
         hit = match.hit * self._unit
         junctions = tuple(n for n in {found.matched, found.remembered} if n > hit)
-        self._rows[request.request_id] = _Row(
-            request=request, row=row, shared=match.matched * self._unit, junctions=junctions,
-            publishes=self._caching and not cold, computed=hit, scheduled=hit,
-        )  # fmt: skip
+        self._rows[request.request_id] = self._by_row[row] = _Row(
+            request=request, row=row, shared=match.matched * self._unit, junctions=junctions, publishes=self._caching and not cold
+        )
+        self._computed[row] = self._scheduled[row] = hit
+        self._last_step[row] = _NO_STEP
         return True
 
     def _demand(self, row: int, tokens: int) -> list[int]:
         """Pages per bucket that a new row and the unfinished prompts of running ones will ask for."""
-        prompts = [r for r in self._rows.values() if r.computed + 1 < r.request.num_tokens]
+        prompts = [r for r in self._rows.values() if self._computed[r.row] + 1 < r.request.num_tokens]
         wanted = [0] * len(self.layout.groups)
         for other, length in [(row, tokens), *((r.row, r.request.num_tokens) for r in prompts)]:
             for index, pages in enumerate(request_pages(self.layout, length)):
@@ -215,14 +222,15 @@ class KVCacheManager:
     def extend(self, request: CachedRequest, stop: int, step: int, *, checkpoints: bool = True) -> bool:
         """Take the pages that computing up to ``stop`` tokens writes. False, and nothing changed, where they do not fit."""
         row = self._rows[request.request_id]
-        start, marks = row.scheduled, ()
+        start = int(self._scheduled[row.row])
+        marks: tuple[int, ...] = ()
         if checkpoints and row.publishes and self.coordinator.bounded:
             hints = (*row.junctions, *request.marks)
             marks = self.checkpoints.positions(start=start, stop=stop, known=request.num_tokens, marks=hints)
         plans = self.coordinator.plan(row.row, start, stop, marks=marks, shared=row.shared)
         if not self.coordinator.extend(plans, step):
             return False
-        row.scheduled, row.last_step = stop, step
+        self._scheduled[row.row], self._last_step[row.row] = stop, step
         if plans:
             row.peak_bytes = max(row.peak_bytes, self._held_bytes(row.row))
         if row.publishes and stop - start > 1:
@@ -244,24 +252,28 @@ class KVCacheManager:
             if not self._pending[key]:
                 del self._pending[key]
 
-    def commit(self, request: CachedRequest, stop: int) -> None:
-        """The step that computed up to ``stop`` tokens has been received: what it wrote is valid and may be shared."""
-        row = self._rows[request.request_id]
-        start, row.computed = row.computed, stop
-        if row.scheduled == stop:
-            self._settle_announcements(request.request_id)
-        eventful = stop - start > 1 or self.coordinator.has_event(row.row, stop)
-        if row.publishes and eventful:
-            self._publish(row, stop)
+    def commit(self, rows: np.ndarray, stop: np.ndarray) -> None:
+        """The step that computed rows up to ``stop`` tokens has been received: what it wrote is valid and may be shared.
+
+        Rows that decoded one token inside a block cost no Python of their own.
+        """
+        several = stop - self._computed[rows] > 1
+        self._computed[rows] = stop
+        for index in np.flatnonzero(several | (self.coordinator.next_event(rows) <= stop)).tolist():
+            row = self._by_row[int(rows[index])]
+            if self._scheduled[row.row] == stop[index]:
+                self._settle_announcements(row.request.request_id)
+            if row.publishes:
+                self._publish(row, int(stop[index]))
 
     def _publish(self, row: _Row, n: int) -> None:
-        step = row.last_step or 0
+        step = int(self._last_step[row.row])
         self.coordinator.publish(row.row, self.keys(row.request, n), step)
         for mark, promises in self.coordinator.take_promises(row.row, n).items():
             self.coordinator.claim(row.row, mark, promises)
             for promise in promises.values():
                 self.coordinator.pool.release(promise.pages, step)
-            self.coordinator.disturb(row.row, row.scheduled)
+            self.coordinator.disturb(row.row, int(self._scheduled[row.row]))
 
     def free(self, request: CachedRequest, *, in_flight: bool = False, publish: bool = True) -> None:
         """End a request's stay: publish what it has, as a place to resume where possible, and let its pages go.
@@ -270,22 +282,25 @@ class KVCacheManager:
         publish: False where what was written cannot be trusted.
         """
         row = self._rows.pop(request.request_id)
+        del self._by_row[row.row]
         self._settle_announcements(request.request_id)
         if row.publishes and publish and not in_flight:
             self._publish_end(row)
         request.cache_report = self._report(row)
         self.coordinator.touch(row.row)
-        self.coordinator.clear(row.row, row.last_step if in_flight else None)
-        if in_flight and row.last_step is not None:
-            self._resting.append((row.last_step, row.row))
+        step = int(self._last_step[row.row])
+        self.coordinator.clear(row.row, step if in_flight else None)
+        if in_flight:
+            self._resting.append((step, row.row))
         else:
             self._free_rows.append(row.row)
 
     def _publish_end(self, row: _Row) -> None:
-        self._publish(row, row.computed)
-        end = floor_to(row.computed, self._unit)
+        computed = int(self._computed[row.row])
+        self._publish(row, computed)
+        end = floor_to(computed, self._unit)
         if end and self.coordinator.bounded:
-            promises = self.coordinator.promise(row.row, row.computed, end)
+            promises = self.coordinator.promise(row.row, computed, end)
             if promises is not None:
                 self.coordinator.claim(row.row, end, promises)
 
@@ -301,24 +316,19 @@ class KVCacheManager:
 
     # -- the step plan -----------------------------------------------------------------------------------------------------
 
-    def needs_extend(self, requests: Sequence[CachedRequest]) -> np.ndarray:
-        """Bool [R]: which decoding requests must be extended; the others write into pages they own already."""
-        rows = self._row_array(requests)
-        start = np.array([self._rows[request.request_id].scheduled for request in requests])
+    def needs_extend(self, rows: np.ndarray) -> np.ndarray:
+        """Bool [R]: which decoding rows must be extended; the others write into pages they own already."""
+        start = self._scheduled[rows]
         due = self.coordinator.next_event(rows) <= start
         return due | self.checkpoints.due(start) if self.coordinator.bounded else due
 
-    def advance(self, request: CachedRequest, step: int) -> None:
-        """Plan one more token of a request that needs no extension."""
-        row = self._rows[request.request_id]
-        row.scheduled, row.last_step = row.scheduled + 1, step
+    def advance(self, rows: np.ndarray, step: int) -> None:
+        """Plan one more token of rows that need no extension."""
+        self._scheduled[rows] += 1
+        self._last_step[rows] = step
 
-    def _row_array(self, requests: Sequence[CachedRequest]) -> np.ndarray:
-        return np.array([self._rows[request.request_id].row for request in requests], np.int64)
-
-    def plan_step(self, requests: Sequence[CachedRequest], start: np.ndarray, query_start: np.ndarray) -> tuple[GroupStep, ...]:
-        """Every group's part of a step over ``requests``, after their extensions."""
-        rows = self._row_array(requests)
+    def plan_step(self, rows: np.ndarray, start: np.ndarray, query_start: np.ndarray) -> tuple[GroupStep, ...]:
+        """Every group's part of a step over ``rows``, after their extensions."""
         return tuple(group.group_step(rows, start, query_start) for group in self.coordinator.groups)
 
     def take_copies(self) -> tuple[CopyJob, ...]:
@@ -337,21 +347,22 @@ class KVCacheManager:
         return self._report(self._rows[request_id])
 
     def _report(self, row: _Row) -> CacheReport:
-        groups = []
+        groups, computed = [], int(self._computed[row.row])
         for group in self.coordinator.groups:
             layout, blocks = group.layout, group.num_blocks(row.row)
             streams = [member.stream for member in layout.group.members]
             groups.append(GroupReport(
                 law=group.law.describe(), layers=layout.group.layers, block_tokens=layout.block_tokens, blocks=blocks,
                 bytes=blocks * layout.page_units * self.layout.arena.unit_bytes,
-                uniform_bytes=sum(row.computed // stream.stride * stream.entry_bytes for stream in streams),
+                uniform_bytes=sum(computed // stream.stride * stream.entry_bytes for stream in streams),
             ))  # fmt: skip
         return CacheReport(
-            tokens=row.computed, cached_tokens=row.request.num_cached_tokens, groups=tuple(groups), peak_bytes=row.peak_bytes
+            tokens=computed, cached_tokens=row.request.num_cached_tokens, groups=tuple(groups), peak_bytes=row.peak_bytes
         )
 
     def check(self) -> None:
         """Assert every invariant, from scratch."""
         self.coordinator.check()
         assert len(self._rows) + len(self._free_rows) + len(self._resting) == self.coordinator.groups[0].table.shape[0]
-        assert all(row.computed <= row.scheduled for row in self._rows.values())
+        assert (self._computed <= self._scheduled).all()
+        assert sorted(row.row for row in self._rows.values()) == sorted(self._by_row)

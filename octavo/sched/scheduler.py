@@ -49,6 +49,7 @@ class _Part:
     """Tokens ``[start, stop)`` of a request in a step. ``stay`` counts its admissions: a receipt of an earlier stay is void."""
 
     queued: _Queued
+    row: int
     start: int
     stop: int
     stay: int
@@ -152,20 +153,24 @@ class Scheduler:
 
     def _continue_running(self, step: int, budget: int) -> list[_Part]:
         parts: list[_Part] = []
-        decoding = [queued.request for queued in self._running if self._tokens_left(queued.request) == 1]
-        slow = dict(zip((r.request_id for r in decoding), self.cache.needs_extend(decoding), strict=True)) if decoding else {}
+        decoding = [queued for queued in self._running if self._tokens_left(queued.request) == 1][:budget]
+        rows = np.array([self.cache.row(queued.request) for queued in decoding], np.int64)
+        easy = rows[~self.cache.needs_extend(rows)] if decoding else rows
+        steady = set(easy.tolist())
+        planned = []
         for queued in list(self._running):
             request = queued.request
             left = min(self._tokens_left(request), budget) if self.cache.running(request) else 0
             if not left:
                 continue
-            start = self.cache.scheduled(request)
-            if left == 1 and not slow.get(request.request_id, True):
-                self.cache.advance(request, step)
+            row, start = self.cache.row(request), self.cache.scheduled(request)
+            if row in steady:
+                planned.append(row)
             elif not self._make_room(queued, start + left, step):
                 continue
-            parts.append(_Part(queued=queued, start=start, stop=start + left, stay=queued.stay))
+            parts.append(_Part(queued=queued, row=row, start=start, stop=start + left, stay=queued.stay))
             budget -= left
+        self.cache.advance(np.array(planned, np.int64), step)
         return parts
 
     def _tokens_left(self, request: Request) -> int:
@@ -229,7 +234,7 @@ class Scheduler:
         if not request.num_preemptions:
             request.num_cached_tokens = start
             self._explanations[request.request_id] = explanation
-        return _Part(queued=queued, start=start, stop=stop, stay=queued.stay)
+        return _Part(queued=queued, row=self.cache.row(request), start=start, stop=stop, stay=queued.stay)
 
     def _plan(self, step: int, parts: list[_Part]) -> StepPlan:
         requests = [part.queued.request for part in parts]
@@ -244,7 +249,7 @@ class Scheduler:
             samples=stop == np.array([request.num_tokens for request in requests]),
             sampling=tuple(request.params for request in requests),
             output_len=np.array([len(request.output_token_ids) for request in requests], np.int32),
-            groups=self.cache.plan_step(requests, start.astype(np.int64), query_start),
+            groups=self.cache.plan_step(np.array([part.row for part in parts]), start.astype(np.int64), query_start),
             copies=self.cache.take_copies(),
         )  # fmt: skip
         self._in_flight.append((plan, parts))
@@ -263,15 +268,13 @@ class Scheduler:
         if result.failed:
             self._fail(plan, parts)
             return []
-        changed = []
-        for part, samples in zip(parts, plan.samples.tolist(), strict=True):
-            if part.void:
-                continue
-            request = part.queued.request
-            self.cache.commit(request, part.stop)
-            if samples:
-                self._accept(part.queued, result.tokens[request.request_id])
-                changed.append(request)
+        valid = np.array([not part.void for part in parts])
+        rows = np.array([part.row for part in parts])[valid]
+        self.cache.commit(rows, plan.stop[valid].astype(np.int64))
+        sampled = [part.queued for part, good in zip(parts, (valid & plan.samples).tolist(), strict=True) if good]
+        for queued in sampled:
+            self._accept(queued, result.tokens[queued.request.request_id])
+        changed = [queued.request for queued in sampled]
         self.cache.receive(result.step)
         return changed
 
