@@ -1,7 +1,7 @@
 """Where a request should be resumable: the policy of checkpoints.
 
-Owns the choice of positions, nothing else. A checkpoint costs pages of the bounded groups only; a model that never lets go can be
-resumed anywhere and needs none.
+Owns the choice of positions, nothing else. A checkpoint costs pages of the bounded groups only; a model that never lets
+go can be resumed anywhere and needs none.
 
 - *Replay boundary*: the end of the prompt, less the token that must be computed anyway: a resend hits here.
 - *End of turn*: where a request stops, decided when it does: the next turn hits here.
@@ -21,7 +21,7 @@ from octavo.base import ConfigError, floor_to
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointPolicy:
-    """Positions are floored to ``unit`` tokens, the grain of prefix hits. ``interval``: tokens between regular ones, or None."""
+    """Positions are floored to ``unit`` tokens, as prefix hits are. ``interval``: tokens between regular ones, or None."""
 
     unit: int
     interval: int | None = None

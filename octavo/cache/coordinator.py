@@ -1,11 +1,12 @@
 """Joint decisions over all groups: how far a prefix hits, whether a step fits, what becomes of it.
 
-Owns ``KVCacheCoordinator``: the order in which groups, index and pool are asked, so that an operation that cannot finish changes
-nothing. Knows laws only through ``needs``; knows no kinds and no requests beyond a table row.
+Owns ``KVCacheCoordinator``: the order in which groups, index and pool are asked, so that an operation that cannot
+finish changes nothing. Knows laws only through ``needs``; knows no kinds and no requests beyond a table row.
 
-The hit of the whole model is a joint fixed point: the largest number of tokens at which *every* group can resume. A group may only
-lower the candidate, so the order of groups never matters. Between it and the longest match of the growing groups, a request
-recomputes tokens for the bounded groups only; the growing ones share the pages that are there and write nothing.
+The hit of the whole model is a joint fixed point: the largest number of tokens at which *every* group can resume. A
+group may only lower the candidate, so the order of groups never matters. Between it and the longest match of the
+growing groups, a request recomputes tokens for the bounded groups only; the growing ones share the pages that are there
+and write nothing.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class KVCacheCoordinator:
         self.grains = _grains(layout)
         self.bounded = [index for index, group in enumerate(self.groups) if group.law.prefix is not None]
         self.growing = [index for index, group in enumerate(self.groups) if group.law.prefix is None]
-        lets_go = [group.law.prefix is not None for group, grain in zip(self.groups, self.grains, strict=True) for _ in grain.lanes]
+        lets_go = [index in self.bounded for index, grain in enumerate(self.grains) for _ in grain.lanes]
         self.index = PrefixIndex(self.pool, bounded=lets_go, max_nodes=max_nodes, max_ghosts=max_ghosts)
         self._chains: dict[int, _Chain] = {}
         self.jobs: list[CopyJob] = []
@@ -189,8 +190,10 @@ class KVCacheCoordinator:
             if stop - start == 1 and group.next_event[row] > start and not marks:
                 continue
             group.settle(row, start)
-            growing = index in self.growing
-            plans.append((index, group.plan(row, start, stop, marks=() if growing else marks, write_from=shared if growing else 0)))
+            if index in self.growing:
+                plans.append((index, group.plan(row, start, stop, write_from=shared)))
+            else:
+                plans.append((index, group.plan(row, start, stop, marks=marks)))
         return plans
 
     def extend(self, plans: Sequence[tuple[int, BlockPlan]], step: int) -> bool:

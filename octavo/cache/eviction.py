@@ -1,7 +1,7 @@
 """Which remembered prefix goes first.
 
-Owns the order of victims and nothing else: ``PrefixIndex`` says what can go, ``KVCacheCoordinator`` says when. A policy ranks;
-the queue finds the lowest rank without scanning.
+Owns the order of victims and nothing else: ``PrefixIndex`` says what can go, ``KVCacheCoordinator`` says when. A policy
+ranks; the queue finds the lowest rank without scanning.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What one step reads, writes and copies, as addresses.
 
-Owns ``GroupStep`` and ``CopyJob``, the part of a step plan that the cache decides. Knows units, rows and tokens of one step; knows no
-requests.
+Owns ``GroupStep`` and ``CopyJob``, the part of a step plan that the cache decides. Knows units, rows and tokens of one
+step; knows no requests.
 """
 
 from __future__ import annotations

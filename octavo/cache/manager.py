@@ -1,10 +1,11 @@
 """The hybrid KV cache as the scheduler sees it.
 
-Owns ``KVCacheManager``: look up, admit, extend, commit, free, explain. Turns requests into table rows and tokens into keys, decides
-what is charged at admission, and remembers what steps in flight still owe. Knows no kinds, no clock, no tensors.
+Owns ``KVCacheManager``: look up, admit, extend, commit, free, explain. Turns requests into table rows and tokens into
+keys, decides what is charged at admission, and remembers what steps in flight still owe. Knows no kinds, no clock, no
+tensors.
 
-The life of a request: ``lookup`` (a probe) → ``admit`` (takes a row and what the hit offers) → ``extend`` for every step (takes pages)
-→ ``commit`` at the step's receipt (publishes) → ``free``.
+The life of a request: ``lookup`` (a probe) → ``admit`` (takes a row and what the hit offers) → ``extend`` for every
+step (takes pages) → ``commit`` at the step's receipt (publishes) → ``free``.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import numpy as np
 from octavo.base import CapacityError, floor_to
 from octavo.cache.checkpoints import CheckpointPolicy
 from octavo.cache.coordinator import KVCacheCoordinator, Match
-from octavo.cache.hashing import extend_keys, root_key
 from octavo.cache.group_step import CopyJob, GroupStep
+from octavo.cache.hashing import extend_keys, root_key
 from octavo.cache.layout import CacheLayout, pages_by_bucket, request_pages
 from octavo.cache.report import CacheReport, GroupReport, HitExplanation
 
@@ -141,8 +142,9 @@ class KVCacheManager:
                 for count, group in zip(pages, self.layout.groups, strict=True)
             )
             raise CapacityError(
-                f"a request of {tokens:,} tokens needs {parts}: {sum(slabs)} slabs = {need * arena.unit_bytes:,} B, but the cache has "
-                f"{arena.num_slabs} slabs = {have * arena.unit_bytes:,} B; raise kv_memory or lower max_tokens"
+                f"a request of {tokens:,} tokens needs {parts}: {sum(slabs)} slabs = {need * arena.unit_bytes:,} B, "
+                f"but the cache has {arena.num_slabs} slabs = {have * arena.unit_bytes:,} B; "
+                "raise kv_memory or lower max_tokens"
             )
 
     def explain(self, request: CachedRequest, found: Lookup | None = None) -> HitExplanation:
@@ -158,7 +160,8 @@ class KVCacheManager:
         elif found.hit == limit:
             reason = "everything that may be reused was"
         elif found.hit < min(found.matched, limit):
-            reason = f"no checkpoint between tokens {found.hit} and {found.matched} for {', '.join(short) or 'all groups together'}"
+            whom = ", ".join(short) or "all groups together"
+            reason = f"no checkpoint between tokens {found.hit} and {found.matched} for {whom}"
         elif found.remembered > found.matched:
             reason = f"tokens {found.matched} to {found.remembered} were cached and have been evicted"
         else:
@@ -204,8 +207,9 @@ class KVCacheManager:
         hit = match.hit * self._unit
         junctions = tuple(n for n in {found.matched, found.remembered} if n > hit)
         self._rows[request.request_id] = self._by_row[row] = _Row(
-            request=request, row=row, shared=match.matched * self._unit, junctions=junctions, publishes=self._caching and not cold
-        )
+            request=request, row=row, shared=match.matched * self._unit, junctions=junctions,
+            publishes=self._caching and not cold,
+        )  # fmt: skip
         self._computed[row] = self._scheduled[row] = hit
         self._last_step[row] = _NO_STEP
         return True
@@ -240,7 +244,9 @@ class KVCacheManager:
     def _announce(self, row: _Row, start: int, stop: int, marks: Sequence[int]) -> None:
         """Note which prefixes can be resumed once this step is received, for requests that had better wait."""
         keys = self.keys(row.request, stop)
-        ends = [mark // self._unit for mark in marks] if self.coordinator.bounded else range(start // self._unit + 1, len(keys) + 1)
+        ends = [mark // self._unit for mark in marks]
+        if not self.coordinator.bounded:
+            ends = list(range(start // self._unit + 1, len(keys) + 1))
         owed = [keys[end - 1] for end in ends]
         for key in owed:
             self._pending[key] = self._pending.get(key, 0) + 1

@@ -1,8 +1,8 @@
 """The prefix index: which pages hold which prefix.
 
-Owns a tree of *nodes*, one per hash unit of one chain, kept as arrays. A node carries one page (or none) per *lane*: a group
-whose blocks are at least a hash unit long has one lane, a group with smaller blocks one for every block of the unit. Knows
-pages and keys; knows no laws, no tokens and no requests.
+Owns a tree of *nodes*, one per hash unit of one chain, kept as arrays. A node carries one page (or none) per *lane*: a
+group whose blocks are at least a hash unit long has one lane, a group with smaller blocks one for every block of the
+unit. Knows pages and keys; knows no laws, no tokens and no requests.
 
 Two rules make every question cheap:
 
@@ -11,8 +11,8 @@ Two rules make every question cheap:
 - *Bounded* lanes have pages only where a **resume point** claims them: a node at which a request can go on. A claimed page
   stays until its last claim is dropped, so a resume point that is present is whole.
 
-The victim of an eviction is a resume tail: the nodes behind the last resume point or fork, all groups together. A resume point
-inside a longer chain loses its claims only. Evicted keys stay for a while as *ghosts*, without bytes.
+The victim of an eviction is a resume tail: the nodes behind the last resume point or fork, all groups together. A
+resume point inside a longer chain loses its claims only. Evicted keys stay for a while as *ghosts*, without bytes.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """Tables of one group: which page holds which block of which request.
 
-Owns ``SingleTypeKVCacheManager``: one class, one instance per group, driven by the group's law alone. Knows blocks, laws and the
-pool; knows no keys, no prefix index and no other group. It never evicts: whoever calls ``apply`` has made the pool ready.
+Owns ``SingleTypeKVCacheManager``: one class, one instance per group, driven by the group's law alone. Knows blocks,
+laws and the pool; knows no keys, no prefix index and no other group. It never evicts: whoever calls ``apply`` has made
+the pool ready.
 
-Blocks of a law that lets go live in a **ring**: block b has column ``fixed + (b - fixed) % turning``. Once every column holds a
-page that nobody else uses, the ring is *steady*: a page leaving ``needs`` is the page of the block entering it, so nothing here is
-touched again until the law's next release.
+Blocks of a law that lets go live in a **ring**: block b has column ``fixed + (b - fixed) % turning``. Once every column
+holds a page that nobody else uses, the ring is *steady*: a page leaving ``needs`` is the page of the block entering it,
+so nothing here is touched again until the law's next release.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class BlockPlan:
 
     fresh: past is read from pages, the step's own entries are not (``GroupStep.fresh``).
     write_from: first token that is stored; those before it lie in shared pages already.
-    blocks: blocks written, ascending. new: those of them that need a page. copied: those of new whose older rows must come along.
+    blocks: blocks written, ascending. new: those that need a page. copied: those of new whose older rows must come along.
     table: blocks the table holds afterwards, of those in ``blocks`` or held now. leaving: columns let go.
     recycled: columns of ``leaving`` whose page becomes a new block's. promised: for every checkpoint its blocks.
     """
@@ -80,6 +81,7 @@ class SingleTypeKVCacheManager:
         self.law = layout.group.law
         self._pool, self._block = pool, layout.block_tokens
         self._fixed, self._turning = layout.fixed, layout.turning
+        self._ring_start = layout.fixed or 0
         columns = 16 if layout.fixed is None else layout.fixed + layout.turning
         self.table = np.full((rows, columns), NO_PAGE, np.int32)
         self._owned = np.zeros((rows, columns), bool)
@@ -139,7 +141,7 @@ class SingleTypeKVCacheManager:
         """Write down which blocks a steady ring holds when ``n`` tokens are there; nobody kept count while it turned."""
         if self._steady[row]:
             last = (n - 1) // self._block
-            behind = (last - self._fixed - np.arange(self._turning)) % self._turning
+            behind = (last - self._ring_start - np.arange(self._turning)) % self._turning
             self._ring[row] = last - behind
             self._steady[row] = False
 
@@ -180,7 +182,7 @@ class SingleTypeKVCacheManager:
 
     def _recyclable(self, row: int, leaving: np.ndarray, keep: np.ndarray) -> np.ndarray:
         """Columns of ``leaving`` whose page this request alone holds and no checkpoint keeps."""
-        blocks = self._ring[row, leaving - (self._fixed or 0)] if len(leaving) else leaving
+        blocks = self._ring[row, leaving - self._ring_start] if len(leaving) else leaving
         free = self._owned[row, leaving] & ~np.isin(blocks, keep) & self._pool.exclusive(self.table[row, leaving])
         return leaving[free]
 
@@ -222,13 +224,13 @@ class SingleTypeKVCacheManager:
         promised = {block for blocks in plan.promised.values() for block in blocks.tolist()}
         recycled = set(plan.recycled.tolist())
         for column in plan.leaving.tolist():
-            block, page = int(self._ring[row, column - (self._fixed or 0)]), int(self.table[row, column])
+            block, page = int(self._ring[row, column - self._ring_start]), int(self.table[row, column])
             if block in promised and block not in page_of:
                 kept[block] = page
             elif column not in recycled:
                 released.append(page)
             self.table[row, column], self._owned[row, column] = NO_PAGE, False
-            self._ring[row, column - (self._fixed or 0)] = -1
+            self._ring[row, column - self._ring_start] = -1
         replaced = plan.new[self._holds(row, plan.new)]
         released += self.table[row, self._columns(replaced)].tolist()
         return kept, released

@@ -1,14 +1,14 @@
 """Continuous batching: which requests compute which tokens next.
 
-Owns the queues, the token budget, preemption and the making of ``StepPlan``. Knows no clock, no tensors and no I/O; asks the cache
-only through ``KVCacheManager``.
+Owns the queues, the token budget, preemption and the making of ``StepPlan``. Knows no clock, no tensors and no I/O;
+asks the cache only through ``KVCacheManager``.
 
-Running requests go first, in order of priority and arrival, so the first of them always makes progress: when pages run out, the last
-one gives its pages up and starts again later (recompute), usually from its own cached prefix. A request that could never be
-served alone is refused when it is added, so nothing here can deadlock.
+Running requests go first, in order of priority and arrival, so the first of them always makes progress: when pages run
+out, the last one gives its pages up and starts again later (recompute), usually from its own cached prefix. A request
+that could never be served alone is refused when it is added, so nothing here can deadlock.
 
-Several steps may be planned before the first receipt arrives; they are carried out and received in order. A request whose next token is
-being sampled waits.
+Several steps may be planned before the first receipt arrives; they are carried out and received in order. A request
+whose next token is being sampled waits.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAX_WAIT_STEPS = 16
 class _Queued:
     """A request with its place in line: higher priority first, then arrival."""
 
-    __slots__ = ("request", "place", "waited", "cold", "stay")
+    __slots__ = ("cold", "place", "request", "stay", "waited")
 
     def __init__(self, request: Request, arrival: int) -> None:
         self.request, self.place = request, (-request.priority, arrival)
