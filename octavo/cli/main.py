@@ -98,7 +98,7 @@ def demo(
     kv_memory: Memory = None,
     json: Json = False,
 ) -> None:
-    """Continue a story with Gemma 3 270M, twice, and show what the cache held and spared."""
+    """Continue a story with Gemma 3 270M in two turns, and show what the cache held and spared."""
     from octavo.cli.demo import run
 
     run(max_tokens=max_tokens, kv_memory=kv_memory, json=json)

@@ -25,36 +25,23 @@ def size(count: float) -> str:
     return f"{count:.1f} {UNITS[-1]}"
 
 
-def layers(indices: tuple[int, ...]) -> str:
-    """Layer numbers as ``15: 0-4 6-10 12-16``: the count and the runs, cut where they would not fit a line."""
-    runs: list[list[int]] = []
-    for index in indices:
-        if runs and index == runs[-1][1] + 1:
-            runs[-1][1] = index
-        else:
-            runs.append([index, index])
-    shown = [f"{first}-{last}" if last > first else str(first) for first, last in runs]
-    return f"{len(indices)}: " + " ".join(shown[:6] + ["…"] * (len(shown) > 6))
-
-
 def table(report: CacheReport) -> Table:
     """The report of one request, one line per group."""
     made = Table(title=f"What the cache held after {report.tokens:,} tokens", title_justify="left", title_style="bold")
-    for name in ("remembers", "layers"):
+    for name in ("layers", "remember"):
         made.add_column(name)
-    for name in ("block", "blocks", "held", "one uniform cache"):
+    for name in ("blocks of tokens", "held", "one uniform cache"):
         made.add_column(name, justify="right")
     for group in report.groups:
         made.add_row(
+            str(len(group.layers)),
             group.law,
-            layers(group.layers),
-            f"{group.block_tokens} tokens",
-            f"{group.blocks:,}",
+            f"{group.blocks:,} × {group.block_tokens:,}",
             size(group.bytes),
             size(group.uniform_bytes),
         )
     made.add_section()
-    made.add_row("all", "", "", "", size(report.bytes), size(report.uniform_bytes), style="bold")
+    made.add_row("all", "", "", size(report.bytes), size(report.uniform_bytes), style="bold")
     return made
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -10,13 +11,15 @@ from pathlib import Path
 
 import pytest
 import typer
+from rich.console import Console
 
 from octavo import __version__
 from octavo.base import ConfigError
+from octavo.cache.report import CacheReport, GroupReport
 from octavo.cli import demo
 from octavo.cli import sim as sim_command
 from octavo.cli.main import main
-from octavo.cli.report import layers, size
+from octavo.cli.report import notes, size, table
 from octavo.sim import world
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -105,6 +108,15 @@ def test_sizes(count: int, text: str) -> None:
     assert size(count) == text
 
 
-def test_layers_as_runs() -> None:
-    assert layers((0, 1, 2, 5, 7, 8)) == "6: 0-2 5 7-8"
-    assert layers(tuple(range(0, 40, 2))) == "20: 0 2 4 6 8 10 …"
+def test_the_report_puts_what_was_held_beside_a_uniform_cache() -> None:
+    window = GroupReport(law="window 512", layers=(0, 1, 2), block_tokens=64, blocks=9, bytes=3 << 20, uniform_bytes=9 << 20)
+    growing = GroupReport(law="everything", layers=(3,), block_tokens=32, blocks=41, bytes=3 << 20, uniform_bytes=3 << 20)
+    report = CacheReport(tokens=1300, cached_tokens=16, groups=(window, growing), peak_bytes=7 << 20)
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(table(report))
+    lines = [line.replace("│", " ").split() for line in console.export_text().splitlines()]
+    assert ["3", "window", "512", "9", "×", "64", "3.0", "MiB", "9.0", "MiB"] in lines
+    assert ["all", "6.0", "MiB", "12.0", "MiB"] in lines
+    assert notes(report, 100) == (
+        "50% less than one uniform cache; at most 7.0 MiB held at any step; 16 of 100 prompt tokens came from the prefix cache"
+    )
