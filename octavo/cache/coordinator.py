@@ -245,11 +245,11 @@ class KVCacheCoordinator:
         """Units of this row's chain that are in the index."""
         return len(self._chains[row].nodes)
 
-    def publish(self, row: int, keys: Sequence[bytes], step: int) -> None:
+    def publish(self, row: int, keys: Sequence[bytes], step: int | None) -> None:
         """Put the units ``keys[published:]``, all computed and received, into the index; share what others put there first."""
         chain = self._chains[row]
         while len(chain.nodes) < len(keys):
-            first, new = len(chain.nodes), []
+            first = len(chain.nodes)
             node = self.index.find(keys[first])
             if node is not None:
                 new = [node]
@@ -276,7 +276,7 @@ class KVCacheCoordinator:
         pages = np.concatenate(lanes) if lanes else np.zeros((0, stop - first), np.int32)
         return self.index.insert(self._last(row), keys[first:stop], pages).tolist()
 
-    def _share(self, row: int, unit: int, node: int, step: int) -> None:
+    def _share(self, row: int, unit: int, node: int, step: int | None) -> None:
         """Another request published this unit first: hold its pages, and stand on them once a whole block is there."""
         for index in self.growing:
             self._keep_extra(row, index, np.array([node]))
@@ -287,7 +287,7 @@ class KVCacheCoordinator:
                 if stop % group.layout.block_tokens == 0 and page in self._chains[row].extra[index]:
                     self._stand_on(row, index, stop // group.layout.block_tokens - 1, page, step)
 
-    def _stand_on(self, row: int, index: int, block: int, page: int, step: int) -> None:
+    def _stand_on(self, row: int, index: int, block: int, page: int, step: int | None) -> None:
         """Trade the row's own page of a block for the equal one that the index has."""
         extra = self._chains[row].extra[index]
         extra.discard(page)

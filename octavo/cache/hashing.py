@@ -19,8 +19,8 @@ def root_key(*salts: bytes, seed: int) -> bytes:
 
 def extend_keys(keys: list[bytes], tokens: np.ndarray, *, unit: int, root: bytes, seed: int) -> None:
     """Append the keys of all whole units of ``tokens`` (int32, from position 0) that ``keys`` lacks."""
-    raw, width = tokens.astype("<i4", copy=False).tobytes(), unit * 4
+    raw, width = tokens[len(keys) * unit :].astype("<i4", copy=False).tobytes(), unit * 4
     last = keys[-1] if keys else root
-    for start in range(len(keys) * width, len(tokens) // unit * width, width):
+    for start in range(0, len(raw) // width * width, width):
         last = xxh3_128_digest(last + raw[start : start + width], seed)
         keys.append(last)

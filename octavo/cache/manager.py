@@ -273,7 +273,8 @@ class KVCacheManager:
                 self._publish(row, int(stop[index]))
 
     def _publish(self, row: _Row, n: int) -> None:
-        step = int(self._last_step[row.row])
+        """Publish the first ``n`` tokens; pages given up wait only where a later step of the row is in flight."""
+        step = int(self._last_step[row.row]) if self._scheduled[row.row] > n else None
         self.coordinator.publish(row.row, self.keys(row.request, n), step)
         for mark, promises in self.coordinator.take_promises(row.row, n).items():
             self.coordinator.claim(row.row, mark, promises)

@@ -110,7 +110,7 @@ class PrefixIndex:
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if keys[middle - 1] in known else (low, middle)
-        return np.fromiter((known[key] for key in keys[:low]), np.int32, low)
+        return np.array(list(map(known.__getitem__, keys[:low])), np.int32)
 
     def ghost_match(self, keys: Sequence[bytes], start: int) -> int:
         """Units of ``keys`` that were present once, counted from a match of ``start`` units on."""
