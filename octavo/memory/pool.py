@@ -182,7 +182,7 @@ class PagePool:
         self._settle(ids, self._references[ids], self._uses[ids] + times)
 
     def drop(self, pages: npt.ArrayLike) -> None:
-        """One use fewer per entry; otherwise as ``release``."""
+        """One use by the prefix index fewer per entry; a page without use and reference is free."""
         ids, times = _tally(self._live(pages))
         left = self._uses[ids] - times
         self._demand(left >= 0, ids, "dropped more often than kept")
