@@ -329,6 +329,10 @@ class KVCacheManager:
         due = self.coordinator.next_event(rows) <= start
         return due | self.checkpoints.due(start) if self.coordinator.bounded else due
 
+    def scheduled_tokens(self, rows: np.ndarray) -> np.ndarray:
+        """Tokens whose steps have been planned, per row."""
+        return self._scheduled[rows]
+
     def advance(self, rows: np.ndarray, step: int) -> None:
         """Plan one more token of rows that need no extension."""
         self._scheduled[rows] += 1

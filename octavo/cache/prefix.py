@@ -123,6 +123,10 @@ class PrefixIndex:
         """The node of a key, or None."""
         return self._node_of.get(key)
 
+    def depth(self, nodes: np.ndarray) -> np.ndarray:
+        """Units from the root to each node, itself included."""
+        return self._depth[nodes]
+
     def is_resume_point(self, node: int) -> bool:
         """True where a resume point's claims are held at this node."""
         return node in self._claims

@@ -32,13 +32,13 @@ MAX_WAIT_STEPS = 16
 
 
 class _Queued:
-    """A request with its place in line: higher priority first, then arrival."""
+    """A request with its place in line (higher priority first, then arrival) and its table row while it runs."""
 
-    __slots__ = ("cold", "place", "request", "stay", "waited")
+    __slots__ = ("cold", "place", "request", "row", "stay", "waited")
 
     def __init__(self, request: Request, arrival: int) -> None:
         self.request, self.place = request, (-request.priority, arrival)
-        self.waited, self.cold, self.stay = 0, False, 0
+        self.waited, self.cold, self.stay, self.row = 0, False, 0, -1
 
     def __lt__(self, other: _Queued) -> bool:
         return self.place < other.place
@@ -153,29 +153,24 @@ class Scheduler:
 
     def _continue_running(self, step: int, budget: int) -> list[_Part]:
         parts: list[_Part] = []
-        decoding = [queued for queued in self._running if self._tokens_left(queued.request) == 1][:budget]
-        rows = np.array([self.cache.row(queued.request) for queued in decoding], np.int64)
-        easy = rows[~self.cache.needs_extend(rows)] if decoding else rows
-        steady = set(easy.tolist())
+        running = list(self._running)
+        rows = np.array([queued.row for queued in running], np.int64)
+        starts, hard = self.cache.scheduled_tokens(rows), self.cache.needs_extend(rows)
         planned = []
-        for queued in list(self._running):
-            request = queued.request
-            left = min(self._tokens_left(request), budget) if self.cache.running(request) else 0
-            if not left:
+        for queued, row, start, slow in zip(running, rows.tolist(), starts.tolist(), hard.tolist(), strict=True):
+            # Nothing is left while the next token is being sampled; a request further back may just have been preempted.
+            left = queued.request.num_tokens - start
+            if not left or not budget or queued.request.state is not RequestState.RUNNING:
                 continue
-            row, start = self.cache.row(request), self.cache.scheduled(request)
-            if row in steady:
+            stop = start + min(left, budget)
+            if left == 1 and not slow:
                 planned.append(row)
-            elif not self._make_room(queued, start + left, step):
+            elif not self._make_room(queued, stop, step):
                 continue
-            parts.append(_Part(queued=queued, row=row, start=start, stop=start + left, stay=queued.stay))
-            budget -= left
+            parts.append(_Part(queued=queued, row=row, start=start, stop=stop, stay=queued.stay))
+            budget -= stop - start
         self.cache.advance(np.array(planned, np.int64), step)
         return parts
-
-    def _tokens_left(self, request: Request) -> int:
-        """Known tokens that no step has been planned for: 0 while the next token is being sampled."""
-        return request.num_tokens - self.cache.scheduled(request)
 
     def _make_room(self, queued: _Queued, stop: int, step: int) -> bool:
         """Extend a running request, preempting those behind it if it must be. False where it has to sit this step out."""
@@ -230,11 +225,11 @@ class Scheduler:
             return None
         self._waiting.remove(queued)
         insort(self._running, queued)
-        request.state = RequestState.RUNNING
+        request.state, queued.row = RequestState.RUNNING, self.cache.row(request)
         if not request.num_preemptions:
             request.num_cached_tokens = start
             self._explanations[request.request_id] = explanation
-        return _Part(queued=queued, row=self.cache.row(request), start=start, stop=stop, stay=queued.stay)
+        return _Part(queued=queued, row=queued.row, start=start, stop=stop, stay=queued.stay)
 
     def _plan(self, step: int, parts: list[_Part]) -> StepPlan:
         requests = [part.queued.request for part in parts]
