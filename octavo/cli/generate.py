@@ -89,4 +89,4 @@ def show_report(output: RequestOutput) -> None:
     console = Console()
     console.print()
     console.print(reports.table(report))
-    console.print(reports.notes(report, len(output.prompt_token_ids)), highlight=False)
+    console.print(reports.notes(report, len(output.prompt_token_ids)), highlight=False, soft_wrap=True)

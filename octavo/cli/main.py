@@ -94,7 +94,7 @@ def generate(
 
 @app.command()
 def demo(
-    max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", help="Most tokens to generate.")] = 64,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", help="Most tokens to generate in each turn.")] = 48,
     kv_memory: Memory = None,
     json: Json = False,
 ) -> None:

@@ -51,7 +51,7 @@ def notes(report: CacheReport, prompt_tokens: int) -> str:
         f"{1 - report.bytes / report.uniform_bytes:.0%} less than one uniform cache" if report.uniform_bytes else "nothing held"
     )
     return (
-        f"{saved}; at most {size(report.peak_bytes)} held at any step; "
+        f"{saved}; at most {size(report.peak_bytes)} held at any step\n"
         f"{report.cached_tokens:,} of {prompt_tokens:,} prompt tokens came from the prefix cache"
     )
 

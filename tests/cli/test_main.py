@@ -118,5 +118,5 @@ def test_the_report_puts_what_was_held_beside_a_uniform_cache() -> None:
     assert ["3", "window", "512", "9", "×", "64", "3.0", "MiB", "9.0", "MiB"] in lines
     assert ["all", "6.0", "MiB", "12.0", "MiB"] in lines
     assert notes(report, 100) == (
-        "50% less than one uniform cache; at most 7.0 MiB held at any step; 16 of 100 prompt tokens came from the prefix cache"
+        "50% less than one uniform cache; at most 7.0 MiB held at any step\n16 of 100 prompt tokens came from the prefix cache"
     )

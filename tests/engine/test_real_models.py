@@ -20,7 +20,7 @@ from octavo import LLM, RequestOutput, SamplingParams
 from octavo.engine.source import ModelSource
 from octavo.engine.text import Detokenizer, load_tokenizer
 
-COUNT = 64
+COUNT = 40
 TIE = 1e-4
 PARAMS = SamplingParams(temperature=0, max_tokens=COUNT, ignore_eos=True)
 
