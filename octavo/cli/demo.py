@@ -48,7 +48,7 @@ def run(*, max_tokens: int, kv_memory: str | None, json: bool) -> None:
             (output,) = llm.generate(text, params, progress=False)
         else:
             typer.secho(turn, bold=True, nl=False)
-            output, wait = generate.show(llm, text, params)
+            output, wait = generate.show(llm, text, params, end="\n" if turn == TURNS[-1] else "")
             waits.append(wait)
         outputs.append(output)
         text += output.outputs[0].text

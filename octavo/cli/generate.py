@@ -67,8 +67,8 @@ def load(
         )
 
 
-def show(llm: LLM, prompt: Prompt, params: SamplingParams) -> tuple[RequestOutput, float]:
-    """Stream one continuation to standard output; returns it and the seconds until its first token."""
+def show(llm: LLM, prompt: Prompt, params: SamplingParams, *, end: str = "\n") -> tuple[RequestOutput, float]:
+    """Stream one continuation, then ``end``, to standard output; returns it and the seconds until its first token."""
     began, first, shown = time.perf_counter(), 0.0, 0
     output: RequestOutput | None = None
     for output in llm.stream(prompt, params):
@@ -77,7 +77,7 @@ def show(llm: LLM, prompt: Prompt, params: SamplingParams) -> tuple[RequestOutpu
         sys.stdout.write(text[shown:])
         sys.stdout.flush()
         shown = len(text)
-    sys.stdout.write("\n")
+    sys.stdout.write(end)
     assert output is not None, "every request yields at least its end"
     return output, first
 

@@ -47,9 +47,10 @@ def table(report: CacheReport) -> Table:
 
 def notes(report: CacheReport, prompt_tokens: int) -> str:
     """What was spared, and the most that was held at once."""
-    saved = (
-        f"{1 - report.bytes / report.uniform_bytes:.0%} less than one uniform cache" if report.uniform_bytes else "nothing held"
-    )
+    if report.bytes < report.uniform_bytes:
+        saved = f"{1 - report.bytes / report.uniform_bytes:.0%} less than one uniform cache"
+    else:
+        saved = "no less than one uniform cache: too few tokens yet for anything to be let go"
     return (
         f"{saved}; at most {size(report.peak_bytes)} held at any step\n"
         f"{report.cached_tokens:,} of {prompt_tokens:,} prompt tokens came from the prefix cache"

@@ -120,3 +120,5 @@ def test_the_report_puts_what_was_held_beside_a_uniform_cache() -> None:
     assert notes(report, 100) == (
         "50% less than one uniform cache; at most 7.0 MiB held at any step\n16 of 100 prompt tokens came from the prefix cache"
     )
+    short = CacheReport(tokens=3, cached_tokens=0, groups=(growing,), peak_bytes=3 << 20)
+    assert notes(short, 3).startswith("no less than one uniform cache")
