@@ -1,13 +1,18 @@
 """What must hold after every step and at the end of every request.
 
-Owns the expected output of a request and the probes of its state. Knows the truth about each request and the scheduler's
-public face; changes nothing.
+Owns the expected output of a request, the peak bound, and the probes of the cache. Knows the truth about each request, the
+scheduler and the cache under it; changes nothing.
 """
 
 from __future__ import annotations
 
+import numpy as np
+
+from octavo.base import NO_PAGE
+from octavo.cache.layout import request_pages
 from octavo.sched.request import FinishReason, Request
-from octavo.sim.fake import Truth, Violation
+from octavo.sched.scheduler import Scheduler
+from octavo.sim.fake import Place, Truth, Violation
 
 
 def expected_end(request: Request, truth: Truth, *, max_model_len: int) -> tuple[list[int], FinishReason]:
@@ -46,3 +51,53 @@ def check_finished(request: Request, truth: Truth, *, max_model_len: int, aborte
         raise Violation(
             f"{name} ended as {found} after {len(request.output_token_ids)} tokens, should be {reason} after {len(output)}"
         )
+
+
+class CacheWatch:
+    """What the cache says may not be written, and who holds what. The runner asks it right after a plan was made."""
+
+    def __init__(self, scheduler: Scheduler, live: dict[str, Request]) -> None:
+        self._scheduler = scheduler
+        self._live = live
+
+    def shared_rows(self) -> dict[Place, int]:
+        """Leading rows of every indexed page that hold the tokens of its last node."""
+        coordinator = self._scheduler.cache.coordinator
+        index, unit = coordinator.index, coordinator.layout.hash_unit
+        shared: dict[Place, int] = {}
+        for group, (layout, grain) in enumerate(zip(coordinator.layout.groups, coordinator.grains, strict=True)):
+            for position, lane in enumerate(grain.lanes):
+                skipped = grain.per_unit - len(grain.lanes)
+                nodes = np.flatnonzero(index.pages[lane] != NO_PAGE)
+                stop = (index.depth(nodes) - 1) * unit + (skipped + position + 1) * grain.tokens
+                rows = (stop - 1) % layout.block_tokens + 1
+                for page, count in zip(index.pages[lane, nodes].tolist(), rows.tolist(), strict=True):
+                    shared[group, page] = max(count, shared.get((group, page), 0))
+        return shared
+
+    def held(self, request_id: str, group: int) -> frozenset[int]:
+        """Pages that a running request has references on in one group, checkpoints' included."""
+        cache = self._scheduler.cache
+        return frozenset(cache.coordinator.groups[group].held_pages(cache.row(self._live[request_id])).tolist())
+
+
+def check_peak(scheduler: Scheduler, request: Request) -> None:
+    """A request holds what its laws can need, one block per group, and what its own checkpoints in flight keep.
+
+    Groups that never let go may share pages of known tokens that the bounded groups have yet to compute again.
+    """
+    cache = scheduler.cache
+    if not cache.running(request):
+        return
+    row = cache.row(request)
+    computed = request_pages(cache.layout, cache.scheduled(request))
+    known = request_pages(cache.layout, request.num_tokens)
+    for index, group in enumerate(cache.coordinator.groups):
+        most = known[index] if group.law.prefix is None else computed[index]
+        kept = sum(len(group.blocks_needed(mark)) for mark in group.promised_marks(row))
+        held = group.num_held(row)
+        if held > most + 1 + kept:
+            raise Violation(
+                f"{request.request_id} at {cache.scheduled(request)} tokens holds {held} pages of group {index} "
+                f"({group.law.describe()}): needs {most} and 1, checkpoints keep {kept}"
+            )

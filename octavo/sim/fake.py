@@ -6,8 +6,9 @@ knows no scheduler and no cache manager, so it cannot repeat their mistakes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from octavo.base import Interval, block_range
 from octavo.cache.layout import CacheLayout
@@ -18,8 +19,8 @@ from octavo.spec.law import Law
 Record = tuple[int, int]
 """What an entry is: its position, and the hash of all the request's tokens up to and including it."""
 
-IndexedRows = Callable[[int, int], int]
-"""(group, page) -> leading rows of that page that the prefix index offers to others."""
+Place = tuple[int, int]
+"""A page as one group sees it: (group, unit offset)."""
 
 _MASK = (1 << 64) - 1
 
@@ -175,8 +176,8 @@ def _union(intervals: set[Interval]) -> tuple[Interval, ...]:
 class Traffic:
     """Rows, as bit masks, that each request read and wrote in one step, by (group, page)."""
 
-    reads: dict[tuple[int, int], dict[str, int]] = field(default_factory=dict)
-    writes: dict[tuple[int, int], tuple[str, int]] = field(default_factory=dict)
+    reads: dict[Place, dict[str, int]] = field(default_factory=dict)
+    writes: dict[Place, tuple[str, int]] = field(default_factory=dict)
 
     def note_read(self, group: int, page: int, request_id: str, mask: int) -> None:
         """Rows ``mask`` of a page were read."""
@@ -190,20 +191,31 @@ class Traffic:
         return first
 
 
+class Watch(Protocol):
+    """Probes of the cache that tell the runner what a plan may write, asked right after the plan was made."""
+
+    def shared_rows(self) -> Mapping[Place, int]:
+        """Leading rows of every page that the prefix index offers to others."""
+
+    def held(self, request_id: str, group: int) -> Container[int]:
+        """Pages that a request has references on."""
+
+
 class FakeRunner:
     """Executes plans on a ShadowArena. Raises Violation at the first read or write that a real model would be wrong by.
 
-    indexed_rows: hook on the prefix index; rows it reports may not be written. The memory of this runner is its own.
+    watch: without it, only what plans themselves give away is checked. The memory of this runner is its own.
     """
 
-    def __init__(self, layout: CacheLayout, *, vocab_size: int = 2, indexed_rows: IndexedRows | None = None) -> None:
+    def __init__(self, layout: CacheLayout, *, vocab_size: int = 2, watch: Watch | None = None) -> None:
         self.layout = layout
         self.vocab_size = vocab_size
         self.arena = ShadowArena(layout)
         self.truths: dict[str, Truth] = {}
         self.entries_read = 0
         self.entries_written = 0
-        self._indexed_rows = indexed_rows
+        self._watch = watch
+        self._shared: Mapping[Place, int] = {}
         self._in_flight: dict[int, Traffic] = {}
 
     def register(self, request_id: str, prompt: Sequence[int], params: SamplingParams, salt: str = "") -> Truth:
@@ -223,6 +235,7 @@ class FakeRunner:
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step and sample."""
         parts = self._parts(plan)
+        self._shared = self._watch.shared_rows() if self._watch else {}
         for job in plan.copies:
             self.arena.copy(job)
             self._excuse(job.source)
@@ -315,6 +328,7 @@ class FakeRunner:
 
     def _write(self, group: int, step: GroupStep, part: Part, plan: StepPlan, traffic: Traffic) -> None:
         base = int(plan.query_start[part.index]) - part.start
+        held = self._watch.held(part.request_id, group) if self._watch else None
         for position in range(part.start, part.stop):
             unit, row = int(step.write_page[base + position]), int(step.write_row[base + position])
             if unit < 0:
@@ -322,8 +336,10 @@ class FakeRunner:
             where = f"{part.request_id}: group {group} writes token {position} to unit {unit} row {row}"
             if row != position % step.block_tokens:
                 raise Violation(f"{where}, should be row {position % step.block_tokens}")
-            if self._indexed_rows is not None and row < self._indexed_rows(group, unit):
+            if row < self._shared.get((group, unit), 0):
                 raise Violation(f"{where}, which the prefix index offers to others")
+            if held is not None and unit not in held:
+                raise Violation(f"{where}, a page that it does not hold")
             first = traffic.note_write(group, unit, part.request_id, 1 << row)
             if first != part.request_id:
                 raise Violation(f"{where}, where {first} writes in the same step")

@@ -17,12 +17,12 @@ from octavo.cache.layout import CacheLayout
 from octavo.sched.request import Request
 from octavo.sched.scheduler import Scheduler
 from octavo.sched.step import StepPlan, StepResult
-from octavo.sim.checkers import check_finished, check_output
+from octavo.sim.checkers import CacheWatch, check_finished, check_output, check_peak
 from octavo.sim.clients import Clients
 from octavo.sim.fake import FakeRunner, Violation
 from octavo.sim.model import draw_model
 
-DEFAULT_STEPS = 250
+DEFAULT_STEPS = 150
 """Ticks of the safety phase."""
 
 
@@ -52,7 +52,7 @@ class SimReport:
 
 @dataclass(frozen=True, kw_only=True)
 class Weather:
-    """How rough one seed is: chances per tick, and how many steps may be in flight."""
+    """How rough one seed is: chances per tick, how many steps may be in flight, how many requests may be live."""
 
     arrival: float
     burst: int
@@ -61,9 +61,10 @@ class Weather:
     budget_change: float
     late: float
     depth: int
+    crowd: int
 
 
-CALM = Weather(arrival=0, burst=0, abort=0, loss=0, budget_change=0, late=0.2, depth=2)
+CALM = Weather(arrival=0, burst=0, abort=0, loss=0, budget_change=0, late=0.2, depth=2, crowd=0)
 """After healing: nobody arrives, nothing fails, completions may still be late."""
 
 
@@ -81,6 +82,7 @@ def _draw_weather(rng: Random) -> Weather:
         budget_change=rng.choice((0.0, 0.05)),
         late=rng.choice((0.0, 0.3, 0.6)),
         depth=rng.choice((1, 2, 2)),
+        crowd=rng.choice((2, 6, 12, 20)),
     )
 
 
@@ -118,9 +120,9 @@ class World:
         self.weather = _draw_weather(setup)
         vocab_size = setup.choice((2, 2, 3, 5))
         self.scheduler = make_scheduler(self.layout, setup)
-        self.runner = FakeRunner(self.layout, vocab_size=vocab_size)
         self.clients = Clients(_rng(seed, "clients"), vocab_size=vocab_size, max_model_len=self.layout.max_model_len)
         self.live: dict[str, Request] = {}
+        self.runner = FakeRunner(self.layout, vocab_size=vocab_size, watch=CacheWatch(self.scheduler, self.live))
         self.flights: deque[_Flight] = deque()
         self.tally = _Tally()
         self._digest = blake2b(digest_size=16)
@@ -132,7 +134,8 @@ class World:
         rng = self.faults
         if rng.random() < weather.arrival:
             for _ in range(rng.randint(1, weather.burst)):
-                self._arrive()
+                if len(self.live) < weather.crowd:
+                    self._arrive()
         if self.live and rng.random() < weather.abort:
             self._abort(rng.choice(sorted(self.live)))
         if rng.random() < weather.budget_change:
@@ -182,12 +185,14 @@ class World:
         plan = self.scheduler.schedule()
         if plan is None:
             return False
-        self.scheduler.check()
         self.tally.steps += 1
         self._note_plan(plan)
         lost = failing or self.faults.random() < weather.loss
         self.tally.lost_steps += lost
         self.flights.append(_Flight(plan=plan, result=self.runner.lose(plan) if lost else self.runner.execute(plan)))
+        self.scheduler.check()
+        for name in plan.request_ids:
+            check_peak(self.scheduler, self.live[name])
         return True
 
     def _land(self) -> None:
@@ -195,7 +200,6 @@ class World:
         flight = self.flights.popleft()
         finished = [request for request in self.scheduler.commit(flight.result) if request.finished]
         self.runner.settle(flight.plan.step)
-        self.scheduler.check()
         self._note("commit", flight.result.step, sorted(flight.result.tokens.items()), flight.result.failed)
         for request in self.live.values():
             check_output(request, self.runner.truths[request.request_id])

@@ -5,13 +5,15 @@ Owns plans written by hand for one request or two. Knows plans and toy layouts; 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 
 from octavo.cache.layout import CacheLayout
 from octavo.sched.sampling import SamplingParams
 from octavo.sched.step import CopyJob, GroupStep, StepPlan
-from octavo.sim.fake import FakeRunner, Truth, Violation
+from octavo.sim.fake import FakeRunner, Place, Truth, Violation
 from octavo.sim.model import ToyGroup, toy_layout
 from octavo.spec.law import Everything, Law, Snapshot, Window
 
@@ -175,12 +177,27 @@ def test_two_writers_of_one_page_are_found() -> None:
         runner.execute(plan_of(runner, {"a": (0, 2), "b": (0, 2)}, [[0], [0]], [0] * 4))
 
 
-def test_a_write_into_indexed_rows_is_found() -> None:
-    layout = layout_of(Everything())
-    runner = FakeRunner(layout, indexed_rows=lambda group, page: 2 if page == 0 else 0)
+@dataclass(frozen=True)
+class FixedWatch:
+    """Says that two rows of the page at unit 0 are shared, and that everybody holds ``pages``."""
+
+    pages: frozenset[int]
+
+    def shared_rows(self) -> dict[Place, int]:
+        return {(0, 0): 2}
+
+    def held(self, request_id: str, group: int) -> frozenset[int]:
+        return self.pages
+
+
+def test_a_write_into_indexed_rows_or_a_page_not_held_is_found() -> None:
+    runner = FakeRunner(layout_of(Everything()), watch=FixedWatch(frozenset({0, 4})))
     runner.register("a", PROMPT, SamplingParams())
+    runner.execute(plan_of(runner, {"a": (0, 1)}, [[4]], [4]))
     with pytest.raises(Violation, match="offers to others"):
         runner.execute(plan_of(runner, {"a": (0, 1)}, [[0]], [0]))
+    with pytest.raises(Violation, match="does not hold"):
+        runner.execute(plan_of(runner, {"a": (0, 1)}, [[8]], [8]))
 
 
 def test_a_page_handed_over_before_the_receipt_is_found() -> None:
