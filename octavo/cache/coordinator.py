@@ -92,7 +92,6 @@ class KVCacheCoordinator:
         self.index = PrefixIndex(self.pool, bounded=lets_go, max_nodes=max_nodes, max_ghosts=max_ghosts)
         self._chains: dict[int, _Chain] = {}
         self.jobs: list[CopyJob] = []
-        self.moved_pages = 0
 
     # -- lookup ------------------------------------------------------------------------------------------------------------
 
@@ -165,10 +164,6 @@ class KVCacheCoordinator:
         """The first ``start`` at which each row needs ``extend``; before it, decoding asks nothing of the cache."""
         return np.minimum.reduce([group.next_event[rows] for group in self.groups])
 
-    def has_event(self, row: int, start: int) -> bool:
-        """Does decoding from ``start`` need ``extend``?"""
-        return any(int(group.next_event[row]) <= start for group in self.groups)
-
     def disturb(self, row: int, n: int) -> None:
         """Pages of a row with ``n`` planned tokens have been published: rings may not turn over them."""
         for index in self.bounded:
@@ -221,7 +216,6 @@ class KVCacheCoordinator:
                 CopyJob(source=source, target=target, units=moves.units)
                 for source, target in zip(moves.sources.tolist(), moves.targets.tolist(), strict=True)
             ]
-            self.moved_pages += len(moves.sources)
             self._remap(Remap(moves.sources, moves.targets))
 
     def _remap(self, moved: Remap) -> None:
@@ -240,10 +234,6 @@ class KVCacheCoordinator:
         return any(self.pool.counts(bucket).limbo for bucket in range(len(self.layout.arena.page_units)))
 
     # -- publishing --------------------------------------------------------------------------------------------------------
-
-    def published(self, row: int) -> int:
-        """Units of this row's chain that are in the index."""
-        return len(self._chains[row].nodes)
 
     def publish(self, row: int, keys: Sequence[bytes], step: int | None) -> None:
         """Put the units ``keys[published:]``, all computed and received, into the index; share what others put there first."""

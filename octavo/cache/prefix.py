@@ -131,10 +131,6 @@ class PrefixIndex:
         """True where a resume point's claims are held at this node."""
         return node in self._claims
 
-    def cached_units(self) -> int:
-        """Nodes present."""
-        return len(self._node_of)
-
     # -- growing -----------------------------------------------------------------------------------------------------------
 
     def insert(self, parent: int, keys: Sequence[bytes], pages: np.ndarray) -> np.ndarray:

@@ -27,6 +27,9 @@ from octavo.cache.report import HitExplanation
 from octavo.sched.request import FinishReason, Request, RequestState
 from octavo.sched.step import StepPlan, StepResult
 
+MAX_EXPLANATIONS = 1024
+"""Requests, ended ones too, whose prefix hit can still be explained."""
+
 MAX_WAIT_STEPS = 16
 """Steps a request waits for a prefix that a step in flight has promised, before it computes the prefix itself."""
 
@@ -138,7 +141,7 @@ class Scheduler:
         return len(self._running)
 
     def explain(self, request_id: str) -> HitExplanation | None:
-        """Why a request's prefix hit was what it was when it was first admitted; None before that."""
+        """Why a request's prefix hit was what it was when it was first admitted; None before that, and long after."""
         return self._explanations.get(request_id)
 
     # -- planning ----------------------------------------------------------------------------------------------------------
@@ -229,6 +232,8 @@ class Scheduler:
         if not request.num_preemptions:
             request.num_cached_tokens = start
             self._explanations[request.request_id] = explanation
+            if len(self._explanations) > MAX_EXPLANATIONS:
+                del self._explanations[next(iter(self._explanations))]
         return _Part(queued=queued, row=queued.row, start=start, stop=stop, stay=queued.stay)
 
     def _plan(self, step: int, parts: list[_Part]) -> StepPlan:
