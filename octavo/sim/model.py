@@ -1,4 +1,4 @@
-"""Toy models for the simulator: groups built from laws alone, on arenas small enough to be always in trouble.
+"""Models for the simulator: groups built from laws alone or read from a config, on arenas small enough to be always in trouble.
 
 Owns the zoo of law mixtures and how a seed picks sizes. Knows laws, groups and layouts; knows no kinds, no requests and no
 scheduler.
@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 
 from octavo.base import ConfigError, ceil_div
-from octavo.cache.layout import CacheLayout, GroupLayout
+from octavo.cache.layout import CPU, GPU, CacheLayout, GroupLayout, nests, solve_layout
 from octavo.memory.layout import ArenaLayout
-from octavo.spec.group import Group, Member
+from octavo.spec.group import Group, Member, make_groups
+from octavo.spec.hf import load_config, read_spec
 from octavo.spec.law import Chunk, Everything, Law, SinkWindow, Snapshot, Tail, Window
 from octavo.spec.stream import Field, Stream
 
@@ -86,22 +88,44 @@ def _group(toy: ToyGroup, index: int) -> Group:
 
 
 def draw_model(rng: Random, name: str | None = None) -> tuple[str, CacheLayout]:
-    """A toy model by name, or any, with sizes drawn from ``rng``. Raises ConfigError for a name not in the zoo."""
+    """A toy model, by name or any, or the model of a ``config.json``, with sizes drawn from ``rng``.
+
+    name: of the zoo, or the path of a config or of its directory. Raises ConfigError for anything else, UnsupportedError for a
+    model that octavo cannot run.
+    """
     drawn = rng.choice(toy_names())
     name = drawn if name is None else name
     laws = dict(ZOO).get(name)
-    if laws is None:
-        raise ConfigError(f"model {name!r} is no toy model; known: {', '.join(toy_names())}; or give a path to a config.json")
+    if laws is not None:
+        return name, _draw_toy(rng, laws)
+    path = Path(name)
+    if not path.exists():
+        raise ConfigError(f"model {name!r} is no toy model and no path of a config.json; toys: {', '.join(toy_names())}")
+    return name, _draw_sizes(rng, make_groups(read_spec(load_config(path)), "bfloat16"))
+
+
+def _draw_toy(rng: Random, laws: tuple[Law, ...]) -> CacheLayout:
     hash_unit = rng.choice((1, 2, 3, 4))
-    blocks = [block for block in range(1, 9) if block % hash_unit == 0 or hash_unit % block == 0]
+    blocks = [block for block in range(1, 9) if nests(block, hash_unit)]
     toys = [ToyGroup(law=law, block_tokens=rng.choice(blocks), entry_bytes=64 * rng.choice((1, 1, 2, 5))) for law in laws]
-    slab_pages = rng.choice((1, 1, 2, 3))
-    layout = toy_layout(
+    return toy_layout(
         toys,
         hash_unit=hash_unit,
-        slab_pages=slab_pages,
+        slab_pages=rng.choice((1, 1, 2, 3)),
         num_slabs=rng.choice((8, 12, 16, 24, 40, 80, 200)),
         max_model_len=rng.choice((24, 48, 96)),
         slack_units=rng.choice((0, 0, 1, 3)),
     )
-    return name, layout
+
+
+def _draw_sizes(rng: Random, groups: Sequence[Group]) -> CacheLayout:
+    """Real groups, cut by the real solver for an arena of a few long requests."""
+    max_model_len = rng.choice((300, 700))
+    request_bytes = sum(group.bytes_needed(max_model_len) for group in groups)
+    return solve_layout(
+        groups,
+        arena_bytes=request_bytes * rng.choice((2, 3, 6)),
+        profile=rng.choice((CPU, GPU)),
+        hash_unit=16,
+        max_model_len=max_model_len,
+    )

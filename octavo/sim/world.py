@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from random import Random
 
-from octavo.base import CapacityError, ConfigError, OctavoError
+from octavo.base import CapacityError, ConfigError, OctavoError, UnsupportedError
 from octavo.cache.layout import CacheLayout
 from octavo.sched.request import Request
 from octavo.sched.scheduler import Scheduler
@@ -277,12 +277,12 @@ def make_scheduler(layout: CacheLayout, rng: Random) -> Scheduler:
     """The real scheduler with budgets drawn from ``rng``."""
     return Scheduler(
         layout,
-        max_num_batched_tokens=rng.choice((2, 5, 16, 64)),
+        max_num_batched_tokens=rng.choice((2, 5, 16, 64)) * max(1, layout.max_model_len // 100),
         max_num_seqs=rng.choice((1, 2, 4, 8)),
         max_model_len=layout.max_model_len,
         enable_prefix_caching=rng.random() < 0.9,
         hash_seed=rng.getrandbits(32),
-        checkpoint_interval=rng.choice((None, None, 4, 12)),
+        checkpoint_interval=rng.choice((None, None, layout.hash_unit, 3 * layout.hash_unit + 1)),
     )
 
 
@@ -306,7 +306,7 @@ def run(*, seed: int, steps: int = DEFAULT_STEPS, config: str | None = None) -> 
         world = World(seed=seed, config=config)
         world.safety(steps)
         world.liveness()
-    except ConfigError:
+    except (ConfigError, UnsupportedError):
         raise
     except Exception as error:
         command = replay_command(seed=seed, steps=steps, config=config)
