@@ -9,11 +9,13 @@ import pytest
 
 from octavo.base import CapacityError
 from octavo.cache.layout import CPU, GPU, ideal_bytes, request_bytes, request_pages, solve_layout
+from octavo.kinds.full.spec import FullAttention
 from octavo.memory.layout import ArenaLayout, solve_arena, waste
 from octavo.memory.pool import PagePool
 from octavo.sched.step import StepPlan
 from octavo.sim.model import ToyGroup
-from octavo.spec.group import Group, Member
+from octavo.spec.group import Group, Member, make_groups
+from octavo.spec.kind import LayerSpec, ModelSpec
 from octavo.spec.law import Everything, Snapshot, Window
 from octavo.spec.stream import Field, Stream
 from tests.cache.drive import gemma_layout
@@ -83,6 +85,16 @@ def test_every_declared_stream_is_counted() -> None:
     assert ideal_bytes(layout, 512) == 512 * (512 + 132) <= request_bytes(layout, 512)
     last = max(group.format.slots, key=lambda slot: slot.offset)
     assert last.offset + last.entries * last.field.entry_bytes <= group.page_units * layout.arena.unit_bytes
+
+
+def test_a_layer_that_shares_is_counted_once() -> None:
+    """Layer 1 reads layer 0's cache: it has no stream, so there is one place per token to write to, and no bytes of its own."""
+    kind = FullAttention.examples()[0]
+    layers = tuple(LayerSpec(index=i, mixers=(("self_attn", kind),), shares=shares) for i, shares in enumerate((None, 0, None)))
+    spec = ModelSpec(family="toy", layers=layers, vocab_size=5, max_model_len=64)
+    (shared,) = make_groups(spec, "bfloat16")
+    assert shared.layers == (0, 2) and len(shared.members) == 2
+    assert shared.bytes_needed(64) == 2 * 64 * kind.streams("bfloat16")[0].entry_bytes
 
 
 def test_more_seats_than_states_queue_and_finish() -> None:
