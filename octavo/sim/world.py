@@ -22,7 +22,7 @@ from octavo.sim.clients import Clients
 from octavo.sim.fake import FakeRunner, Violation
 from octavo.sim.model import draw_model
 
-DEFAULT_STEPS = 150
+DEFAULT_STEPS = 100
 """Ticks of the safety phase."""
 
 
