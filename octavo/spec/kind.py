@@ -1,8 +1,8 @@
 """The contract of a layer kind, and the layer list a family makes of it. Torch-free.
 
 Owns ``Kind``, ``LayerSpec`` and ``ModelSpec``. Knows no particular kind: those live one folder each in
-``octavo/kinds/`` or in a plugin. A kind has six members: ``name``, ``from_hf``, ``streams``, ``layer``, ``reference``, ``examples``. When a seventh
-seems needed, ask which datum is missing.
+``octavo/kinds/`` or in a plugin. A kind has six members: ``name``, ``from_hf``, ``streams``, ``layer``, ``reference``,
+``examples``. When a seventh seems needed, ask which datum is missing.
 """
 
 from __future__ import annotations

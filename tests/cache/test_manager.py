@@ -6,11 +6,11 @@ import sys
 from types import FrameType
 
 import pytest
-from tests.cache.drive import gemma_layout, make_request, run
 
 from octavo.base import CapacityError, ConfigError
 from octavo.sched.scheduler import Scheduler
 from octavo.sched.step import StepPlan, StepResult
+from tests.cache.drive import gemma_layout, make_request, run
 
 
 def scheduler_for(**more: int) -> Scheduler:
