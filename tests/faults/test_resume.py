@@ -66,7 +66,7 @@ def test_preemption_while_its_step_is_in_flight_voids_that_receipt(groups: tuple
         toy.assert_all_free()
 
 
-@pytest.mark.parametrize("slabs", range(14, 26, 2))
+@pytest.mark.parametrize("slabs", (14, 19, 24))
 @pytest.mark.parametrize("depth", [1, 2])
 def test_memory_that_runs_out_preempts_and_everybody_finishes(slabs: int, depth: int) -> None:
     """Four requests whose growth does not fit together: the last ones give way, as often as it takes, and none is starved."""
@@ -83,7 +83,7 @@ def test_memory_that_runs_out_preempts_and_everybody_finishes(slabs: int, depth:
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_lost_step_is_computed_again(groups: tuple[ToyGroup, ...], depth: int) -> None:
     """Step k is lost with all it wrote, copies included: requests start again from what was published before, and end right."""
-    for when in range(6):
+    for when in (0, 1, 2, 4):
         toy = Toy(layout_of(*groups, slabs=60), budget=7)
         toy.serve("earlier", list(range(10)), max_tokens=1)
         toy.add("r", list(range(14)), max_tokens=5)
