@@ -130,7 +130,7 @@ class KVCacheCoordinator:
             growing = index in self.growing
             needed = ((0, match.matched * self._unit),) if growing else group.law.needs(n)
             blocks, pages = self._indexed_pages(index, match.nodes, blocks_of(needed, self.grains[index].tokens))
-            group.adopt(row, n, blocks, pages)
+            group.adopt(row, n, blocks, pages, filled=needed[-1][1] if needed else 0)
             self.pool.retain(pages)
             if growing:
                 self._keep_extra(row, index, match.nodes)

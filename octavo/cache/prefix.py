@@ -197,8 +197,8 @@ class PrefixIndex:
     # -- shrinking ---------------------------------------------------------------------------------------------------------
 
     def offer_chain(self, nodes: np.ndarray) -> None:
-        """Rank a chain's leaf and resume points anew, after its last use."""
-        for node in nodes.tolist():
+        """Rank a chain's leaf and resume points anew, after its last use; among equals the leaf goes first."""
+        for node in reversed(nodes.tolist()):
             if node in self._claims or self._children[node] == 0:
                 self._offer(node)
 

@@ -88,6 +88,7 @@ class SingleTypeKVCacheManager:
         self._ring = np.full((rows, layout.turning), -1, np.int64)
         self._steady = np.zeros(rows, bool)
         self.next_event = np.zeros(rows, np.int64)
+        self._to_copy = np.zeros(rows, np.int64)
         self._spans: dict[int, _Span] = {}
         self._promises: dict[int, dict[int, Promise]] = {}
 
@@ -144,6 +145,8 @@ class SingleTypeKVCacheManager:
             behind = (last - self._ring_start - np.arange(self._turning)) % self._turning
             self._ring[row] = last - behind
             self._steady[row] = False
+            # Until its next plan the row is looked after again, whatever becomes of the one that asked.
+            self.next_event[row] = min(self.next_event[row], n)
 
     def reads_fresh(self, start: int, stop: int) -> bool:
         """Must tokens ``[start, stop)`` be attended to before they are stored? Not while they and their past fit the ring."""
@@ -204,6 +207,8 @@ class SingleTypeKVCacheManager:
         stays = pages == NO_PAGE
         pages[stays] = self.table[row, self._columns(plan.blocks[stays])]
         self._spans[row] = _Span(plan=plan, pages=pages, past=past)
+        if len(plan.copied):
+            self._to_copy[row] = 0
         self._promise(plan, page_of)
         in_table = set(plan.table.tolist())
         released += [page for block, page in page_of.items() if block not in in_table]
@@ -277,8 +282,11 @@ class SingleTypeKVCacheManager:
 
     # -- sharing and leaving -----------------------------------------------------------------------------------------------
 
-    def adopt(self, row: int, n: int, blocks: np.ndarray, pages: np.ndarray) -> None:
-        """Begin a request on shared pages, already retained: it reads them and copies a block before writing into it."""
+    def adopt(self, row: int, n: int, blocks: np.ndarray, pages: np.ndarray, *, filled: int) -> None:
+        """Begin a request on shared pages, already retained: it reads them and copies a block before writing into it.
+
+        filled: tokens that the pages hold; where they end inside a block, that block will be copied.
+        """
         assert len(blocks) == len(pages) and not self._steady[row]
         columns = self._columns(blocks)
         if self._fixed is None and len(blocks):
@@ -288,6 +296,7 @@ class SingleTypeKVCacheManager:
             turns = blocks >= self._fixed
             self._ring[row, columns[turns] - self._fixed] = blocks[turns]
         self.next_event[row] = n
+        self._to_copy[row] = filled % self._block > 0
 
     def swap(self, row: int, block: int, page: int) -> int:
         """Put an equal shared page in a block's place; returns the page that stood there."""
@@ -315,7 +324,7 @@ class SingleTypeKVCacheManager:
         pages = self.held_pages(row)
         self._promises.pop(row, None)
         self.table[row], self._owned[row], self._ring[row] = NO_PAGE, False, -1
-        self._steady[row], self.next_event[row] = False, 0
+        self._steady[row], self.next_event[row], self._to_copy[row] = False, 0, 0
         self._spans.pop(row, None)
         return pages
 
@@ -329,10 +338,10 @@ class SingleTypeKVCacheManager:
         return int(np.count_nonzero(self.table[row] != NO_PAGE))
 
     def missing(self, row: int, pages: int) -> int:
-        """Pages the row will still ask for on its way to ``pages`` blocks. The last shared block will have to be copied."""
-        owned = int(np.count_nonzero(self._owned[row]))
-        shared = max(0, self.num_blocks(row) - owned - 1) if self._fixed is None else 0
-        return max(0, pages - owned - shared)
+        """Pages the row will still ask for on its way to ``pages`` blocks, that of a shared block to be copied included."""
+        if self._fixed is None:
+            return max(0, pages - self.num_blocks(row)) + int(self._to_copy[row])
+        return max(0, pages - int(np.count_nonzero(self._owned[row])))
 
     def num_held(self, row: int) -> int:
         """Different pages that the row has references on."""

@@ -22,7 +22,10 @@ TOP_P_FIRST = 1024
 
 def uniform(seed: int, stream: int, place: int) -> float:
     """The number in [0, 1) at ``place`` of the sequence of (seed, stream). Philox is counter based: no state between calls."""
-    bits = np.random.Philox(key=[seed % 2**64, stream % 2**64], counter=[place, 0, 0, 0])
+    # Arrays: a list with a number beyond int64 would become floats, and many streams one.
+    bits = np.random.Philox(
+        key=np.array([seed % 2**64, stream % 2**64], np.uint64), counter=np.array([place, 0, 0, 0], np.uint64)
+    )
     return float(np.random.Generator(bits).random())
 
 

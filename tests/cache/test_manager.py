@@ -5,11 +5,15 @@ from __future__ import annotations
 import sys
 from types import FrameType
 
+import numpy as np
 import pytest
 
 from octavo.base import CapacityError, ConfigError
+from octavo.cache.manager import KVCacheManager
 from octavo.sched.scheduler import Scheduler
 from octavo.sched.step import StepPlan, StepResult
+from octavo.sim.model import ToyGroup, toy_layout
+from octavo.spec.law import Everything
 from tests.cache.drive import gemma_layout, make_request, run
 
 
@@ -142,3 +146,17 @@ def test_a_decode_step_inside_blocks_costs_no_python_per_request_in_the_cache(si
     finally:
         sys.setprofile(None)
     assert len(calls) < 40, calls
+
+
+def test_admission_is_exact_behind_a_hit_that_ends_on_a_block_border() -> None:
+    """Five pages: three hold a cached prefix, two are free, and a prompt of five blocks takes all of them."""
+    layout = toy_layout([ToyGroup(law=Everything(), block_tokens=4)], hash_unit=4, slab_pages=1, num_slabs=5, max_model_len=24)
+    manager = KVCacheManager(layout, max_num_seqs=2)
+    first, longer = make_request("first", list(range(12))), make_request("longer", [*range(12), *range(50, 58)])
+    for request, stop in ((first, 12), (longer, 20)):
+        assert manager.admit(request, manager.lookup(request)) and manager.extend(request, stop, 0)
+        manager.commit(np.array([manager.row(request)]), np.array([stop]))
+        if request is first:
+            manager.free(request)
+    assert manager.coordinator.pool.counts(0).held == 5 and manager.coordinator.index.evicted_nodes == 0
+    manager.check()

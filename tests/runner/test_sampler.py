@@ -90,3 +90,8 @@ def test_seeds_ids_and_places_decide() -> None:
     assert draw(free, 0, "a", 3) == draw(free, 0, "a", 3)
     assert len({draw(free, 0, "a", 3), draw(free, 1, "a", 3), draw(free, 0, "b", 3), draw(free, 0, "a", 4)}) == 4
     assert 0 <= uniform(-5, 2**70, 0) < 1
+
+
+def test_streams_and_seeds_beyond_int64_stay_apart() -> None:
+    draws = [uniform(0, 2**63 + n, 0) for n in range(6)] + [uniform(2**64 - 1 - n, 0, 0) for n in range(6)]
+    assert len(set(draws)) == len(draws)
