@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -54,8 +55,8 @@ def no_copy_on_write(patch: pytest.MonkeyPatch) -> None:
     """A request writes into the shared pages it began on."""
     adopt = SingleTypeKVCacheManager.adopt
 
-    def owning(self: SingleTypeKVCacheManager, row: int, n: int, blocks: np.ndarray, pages: np.ndarray) -> None:
-        adopt(self, row, n, blocks, pages)
+    def owning(self: SingleTypeKVCacheManager, row: int, n: int, blocks: np.ndarray, *rest: Any, **more: Any) -> None:
+        adopt(self, row, n, blocks, *rest, **more)
         self._owned[row, self._columns(blocks)] = True
 
     patch.setattr(SingleTypeKVCacheManager, "adopt", owning)

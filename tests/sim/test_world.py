@@ -16,7 +16,7 @@ from octavo.base import ConfigError, UnsupportedError
 from octavo.sim import world
 from octavo.sim.model import toy_names
 
-CHUNK = 10
+CHUNK = 25
 SEEDS = 200
 
 
