@@ -39,7 +39,7 @@ check: $(VENV)/.dev  ## All tests.
 test: lint check  ## What CI runs: style, types and all tests.
 
 bench-sim: $(VENV)/.dev  ## 10,000 seeds of the simulator.
-	$(BIN)/octavo sim --seed 0 --count 10000
+	$(BIN)/python benchmarks/sim_seeds.py
 
 clean:  ## Remove the environment and all caches.
 	rm -rf $(VENV) .octavo .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
