@@ -62,7 +62,7 @@ class Law(ABC):
         return False
 
     def next_release(self, n: int) -> int | None:
-        """First ``m > n`` at which more is let go than one block sliding out; None where that never happens."""
+        """First ``m > n`` at which so much is let go at once that it should be handed back; None where a ring may keep it."""
         return None
 
     @abstractmethod

@@ -160,3 +160,26 @@ def test_admission_is_exact_behind_a_hit_that_ends_on_a_block_border() -> None:
             manager.free(request)
     assert manager.coordinator.pool.counts(0).held == 5 and manager.coordinator.index.evicted_nodes == 0
     manager.check()
+
+
+def test_two_requests_that_compute_one_block_together_end_on_one_page() -> None:
+    """Each publishes half of the block first: both keep what the index has, and everything comes back."""
+    layout = toy_layout([ToyGroup(law=Everything(), block_tokens=8)], hash_unit=4, slab_pages=1, num_slabs=6, max_model_len=24)
+    manager = KVCacheManager(layout, max_num_seqs=2)
+    pair = [make_request(name, list(range(9))) for name in ("a", "b")]
+    for request in pair:
+        assert manager.admit(request, manager.lookup(request))
+    for request, stop in ((pair[0], 4), (pair[1], 8), (pair[0], 8)):
+        assert manager.extend(request, stop, 0)
+        manager.commit(np.array([manager.row(request)]), np.array([stop]))
+        manager.check()
+    tables = [manager.coordinator.groups[0].table[manager.row(request), 0] for request in pair]
+    assert tables[0] == tables[1]
+    for request in pair:
+        manager.free(request)
+        manager.receive(0)
+        manager.check()
+    pool = manager.coordinator.pool
+    assert pool.counts(0).held == pool.counts(0).limbo == 0
+    manager.clear_prefixes()
+    assert pool.free_slabs == 6
