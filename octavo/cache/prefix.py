@@ -63,7 +63,8 @@ class PrefixIndex:
         self._max_nodes, self._max_ghosts = max_nodes, max_ghosts
         self._node_of: dict[bytes, int] = {}
         self._key_of: dict[int, bytes] = {}
-        self._claims: dict[int, Claim] = {}
+        # Places only, (lanes, nodes): the pages there may move, and ``pages`` knows where they are.
+        self._claims: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._ghosts: OrderedDict[bytes, None] = OrderedDict()
         self._queue = VictimQueue()
         self._free: list[int] = []
@@ -172,7 +173,7 @@ class PrefixIndex:
         self.pages[claim.lanes[missing], claim.nodes[missing]] = claim.pages[missing]
         self._pool.keep(claim.pages[missing])
         self._claimed[claim.lanes, claim.nodes] += 1
-        self._claims[node] = claim
+        self._claims[node] = (claim.lanes, claim.nodes)
         self._offer(node)
 
     def touch(self, nodes: np.ndarray, *, hit: bool = False) -> None:
@@ -223,8 +224,7 @@ class PrefixIndex:
 
     def _holds_idle_bytes(self, node: int) -> bool:
         """Does this resume point claim a page that no request is using?"""
-        claim = self._claims[node]
-        return bool((self._pool.references(self.pages[claim.lanes, claim.nodes]) == 0).any())
+        return bool((self._pool.references(self.pages[self._claims[node]]) == 0).any())
 
     def _remove_tail(self, node: int) -> None:
         if node in self._claims:
@@ -255,10 +255,10 @@ class PrefixIndex:
             self._ghosts.popitem(last=False)
 
     def _drop_claim(self, node: int) -> None:
-        claim = self._claims.pop(node)
-        self._claimed[claim.lanes, claim.nodes] -= 1
-        loose = self._claimed[claim.lanes, claim.nodes] == 0
-        lanes, nodes = claim.lanes[loose], claim.nodes[loose]
+        lanes, nodes = self._claims.pop(node)
+        self._claimed[lanes, nodes] -= 1
+        loose = self._claimed[lanes, nodes] == 0
+        lanes, nodes = lanes[loose], nodes[loose]
         self._pool.drop(self.pages[lanes, nodes])
         self.pages[lanes, nodes] = NO_PAGE
 
@@ -294,9 +294,9 @@ class PrefixIndex:
         assert (counted[live] == self._children[live]).all(), "children are counted"
         assert np.isin(self._parent[inner], live).all(), "no orphans"
         claimed = np.zeros_like(self._claimed)
-        for node, claim in self._claims.items():
+        for node, places in self._claims.items():
             assert node in self._key_of
-            claimed[claim.lanes, claim.nodes] += 1
+            claimed[places] += 1
         assert (claimed == self._claimed).all(), "claims are counted"
         growing, bounded = self.pages[self._growing], self.pages[self._bounded]
         assert (growing[:, live] != NO_PAGE).all(), "a growing lane has a page at every node"
