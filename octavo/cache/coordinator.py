@@ -92,6 +92,7 @@ class KVCacheCoordinator:
         self.index = PrefixIndex(self.pool, bounded=lets_go, max_nodes=max_nodes, max_ghosts=max_ghosts)
         self._chains: dict[int, _Chain] = {}
         self.jobs: list[CopyJob] = []
+        self.compactions = self.moved_pages = 0
 
     # -- lookup ------------------------------------------------------------------------------------------------------------
 
@@ -217,6 +218,7 @@ class KVCacheCoordinator:
                 for source, target in zip(moves.sources.tolist(), moves.targets.tolist(), strict=True)
             ]
             self._remap(Remap(moves.sources, moves.targets))
+            self.compactions, self.moved_pages = self.compactions + 1, self.moved_pages + len(moves.sources)
 
     def _remap(self, moved: Remap) -> None:
         self.index.remap(moved)
@@ -227,6 +229,11 @@ class KVCacheCoordinator:
                 pages = np.array(sorted(extra), np.int32)
                 moved.apply(pages)
                 chain.extra[index] = set(pages.tolist())
+
+    def held_pages(self, row: int) -> tuple[np.ndarray, ...]:
+        """By group, what a row refers to: its table, its checkpoints and its chain. int32, ascending, no page twice."""
+        extra = [np.fromiter(pages, np.int32, len(pages)) for pages in self._chains[row].extra]
+        return tuple(np.union1d(group.held_pages(row), more) for group, more in zip(self.groups, extra, strict=True))
 
     @property
     def in_flight(self) -> bool:

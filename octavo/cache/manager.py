@@ -183,6 +183,11 @@ class KVCacheManager:
         """Tokens whose steps have been planned."""
         return int(self._scheduled[self.row(request)])
 
+    @property
+    def requests(self) -> tuple[CachedRequest, ...]:
+        """Requests that have a row, in order of admission."""
+        return tuple(row.request for row in self._rows.values())
+
     def running(self, request: CachedRequest) -> bool:
         """Does the request have a row?"""
         return request.request_id in self._rows

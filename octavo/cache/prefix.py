@@ -96,6 +96,16 @@ class PrefixIndex:
         return len(self._node_of)
 
     @property
+    def resume_points(self) -> int:
+        """Nodes with a claim."""
+        return len(self._claims)
+
+    @property
+    def ghosts(self) -> int:
+        """Evicted keys that are remembered."""
+        return len(self._ghosts)
+
+    @property
     def full(self) -> bool:
         """True where the bookkeeping bound asks for an eviction before the next insertion."""
         return len(self._node_of) >= self._max_nodes
