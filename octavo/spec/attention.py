@@ -13,7 +13,7 @@ from octavo.base import UnsupportedError
 from octavo.spec.kind import Config
 from octavo.spec.law import Law
 from octavo.spec.rope import RopeParams, read_rope
-from octavo.spec.stream import Field, Stream
+from octavo.spec.stream import CacheDtypes, Field, Stream
 
 NormStyle = Literal["scale", "offset"]
 """RMSNorm multiplies by its weight (``scale``) or by one plus its weight, before rounding (``offset``, Gemma)."""
@@ -71,8 +71,8 @@ def read_attention(config: Config, layer_type: str) -> AttentionParams:
     )
 
 
-def kv_stream(params: AttentionParams, law: Law, dtype: str) -> Stream:
+def kv_stream(params: AttentionParams, law: Law, dtypes: CacheDtypes) -> Stream:
     """Keys after norm and rotation, and values: one entry per token, heads outermost in a page."""
     shape = (params.num_kv_heads, params.head_dim)
-    fields = tuple(Field(name=name, shape=shape, dtype=dtype, shard="heads") for name in ("k", "v"))
+    fields = tuple(Field(name=name, shape=shape, dtype=dtypes.kv, shard="heads") for name in ("k", "v"))
     return Stream(name="kv", law=law, fields=fields)

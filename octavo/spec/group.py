@@ -12,7 +12,7 @@ from math import lcm
 from octavo.base import ConfigError, ceil_div, most_blocks, round_up
 from octavo.spec.kind import ModelSpec
 from octavo.spec.law import Law
-from octavo.spec.stream import Field, Stream
+from octavo.spec.stream import CacheDtypes, Field, Stream
 
 FIELD_ALIGN = 64
 """Bytes a field's start in a page is aligned to: one cache line, and every vector load."""
@@ -99,11 +99,13 @@ class Group:
         return tuple(Group(law=self.law, members=tuple(m for m in self.members if m.layer in bundle)) for bundle in bundles)
 
 
-def make_groups(spec: ModelSpec, dtype: str) -> tuple[Group, ...]:
-    """Collect a model's streams into groups by law, in order of first appearance."""
+def make_groups(spec: ModelSpec, dtypes: CacheDtypes | str) -> tuple[Group, ...]:
+    """Collect a model's streams into groups by law, in order of first appearance. A single dtype is that of ``kv``."""
+    if isinstance(dtypes, str):
+        dtypes = CacheDtypes(kv=dtypes)
     by_law: dict[Law, list[Member]] = {}
     for layer in spec.layers:
         for mixer, kind in layer.mixers if layer.shares is None else ():
-            for stream in kind.streams(dtype):
+            for stream in kind.streams(dtypes):
                 by_law.setdefault(stream.law, []).append(Member(layer=layer.index, mixer=mixer, stream=stream))
     return tuple(Group(law=law, members=tuple(members)) for law, members in by_law.items())

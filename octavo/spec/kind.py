@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
-from octavo.spec.stream import Stream
+from octavo.spec.stream import CacheDtypes, Stream
 
 Config = Mapping[str, Any]
 """A ``config.json`` as a mapping, ``text_config`` already unfolded."""
@@ -37,8 +37,8 @@ class Kind(ABC):
         """Parameters of layer ``index`` from a Hugging Face config. Raises UnsupportedError naming the field."""
 
     @abstractmethod
-    def streams(self, dtype: str) -> tuple[Stream, ...]:
-        """What one layer of this kind remembers when its cache is kept in ``dtype``."""
+    def streams(self, dtypes: CacheDtypes) -> tuple[Stream, ...]:
+        """What one layer of this kind remembers when its cache is kept in ``dtypes``."""
 
     @classmethod
     @abstractmethod

@@ -1,6 +1,7 @@
 """What is remembered: the byte fields of one stream of one layer.
 
-Owns dtypes and entry sizes. Knows no kinds and no blocks; ``spec/group.py`` lays entries out in pages.
+Owns dtypes, which content is kept in which of them, and entry sizes. Knows no kinds and no blocks; ``spec/group.py`` lays
+entries out in pages.
 """
 
 from __future__ import annotations
@@ -12,8 +13,60 @@ from typing import Final, Literal
 from octavo.base import ConfigError, Interval, floor_to
 from octavo.spec.law import Law
 
-DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2, "uint8": 1}
-"""Bytes of an element, by torch's name of the dtype."""
+DTYPE_BYTES: Final = {
+    "float32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "uint8": 1,
+    "float8_e4m3fn": 1,
+    "float8_e8m0fnu": 1,
+    "float4_e2m1fn_x2": 1,
+}
+"""Bytes of an element, by torch's name of the dtype. An element of ``float4_e2m1fn_x2`` is two numbers."""
+
+FP8, FP4 = "float8_e4m3fn", "float4_e2m1fn_x2"
+
+_PLAIN: Final = ("float32", "bfloat16", "float16")
+_SHORT: Final = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": FP8, "fp4": FP4}
+
+
+def full_dtype(name: str) -> str:
+    """torch's name of a dtype that may be given in short, such as ``bf16``; other names pass as they are."""
+    return _SHORT.get(name, name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheDtypes:
+    """In which dtype a cache keeps what.
+
+    kv: keys, values, latents and compressed entries. indexer: index keys; None means as ``kv``. conv: past inputs of short
+    convolutions, which are activations; None means as ``kv``, or bfloat16 where that is quantised. state: recurrent states and
+    open groups of compressors. How a quantised entry is laid out, and where its scales are, is up to each kind.
+
+    Raises ConfigError for a dtype that the content cannot be kept in.
+    """
+
+    kv: str = "bfloat16"
+    indexer: str | None = None
+    conv: str | None = None
+    state: str = "float32"
+
+    def __post_init__(self) -> None:
+        allowed = {"kv": (*_PLAIN, FP8), "indexer": (*_PLAIN, FP8, FP4), "conv": _PLAIN, "state": _PLAIN}
+        for name, known in allowed.items():
+            given = getattr(self, name)
+            if given is not None and given not in known:
+                raise ConfigError(f"{name} dtype {given!r} is not possible; possible: {', '.join(known)}")
+
+    @property
+    def index_keys(self) -> str:
+        """Dtype of index keys."""
+        return self.indexer or self.kv
+
+    @property
+    def conv_inputs(self) -> str:
+        """Dtype of the past inputs of short convolutions."""
+        return self.conv or (self.kv if self.kv in _PLAIN else "bfloat16")
 
 
 @dataclass(frozen=True, kw_only=True)

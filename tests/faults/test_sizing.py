@@ -17,7 +17,7 @@ from octavo.sim.model import ToyGroup
 from octavo.spec.group import Group, Member, make_groups
 from octavo.spec.kind import LayerSpec, ModelSpec
 from octavo.spec.law import Everything, Snapshot, Window
-from octavo.spec.stream import Field, Stream
+from octavo.spec.stream import CacheDtypes, Field, Stream
 from tests.cache.drive import gemma_layout
 from tests.cache.drive import group as kv_group
 from tests.faults.toy import ALL_LAWS, Toy, chunked, full, layout_of, state, tail, window
@@ -94,7 +94,7 @@ def test_a_layer_that_shares_is_counted_once() -> None:
     spec = ModelSpec(family="toy", layers=layers, vocab_size=5, max_model_len=64)
     (shared,) = make_groups(spec, "bfloat16")
     assert shared.layers == (0, 2) and len(shared.members) == 2
-    assert shared.bytes_needed(64) == 2 * 64 * kind.streams("bfloat16")[0].entry_bytes
+    assert shared.bytes_needed(64) == 2 * 64 * kind.streams(CacheDtypes())[0].entry_bytes
 
 
 def test_more_seats_than_states_queue_and_finish() -> None:

@@ -21,7 +21,7 @@ from octavo.runner.arena import Arena
 from octavo.spec.hf import find_families
 from octavo.spec.kind import Kind, LayerSpec, ModelSpec
 from octavo.spec.law import Law
-from octavo.spec.stream import DTYPE_BYTES
+from octavo.spec.stream import DTYPE_BYTES, CacheDtypes
 from tests.kinds.harness import Bench, make_layer
 from tests.runner.plans import hand_layout
 
@@ -36,11 +36,12 @@ def all_kinds() -> tuple[type[Kind], ...]:
 
 EXAMPLES = [pytest.param(kind, id=f"{kind.name}-{number}") for cls in all_kinds() for number, kind in enumerate(cls.examples())]
 LENGTH = 45
+FLOAT32 = CacheDtypes(kv="float32")
 every_example = pytest.mark.parametrize("kind", EXAMPLES)
 
 
 def streams_stride(kind: Kind) -> int:
-    return int(np.lcm.reduce([stream.stride for stream in kind.streams("float32")] or [1]))
+    return int(np.lcm.reduce([stream.stride for stream in kind.streams(FLOAT32)] or [1]))
 
 
 def hidden_of(layer: torch.nn.Module, length: int, seed: int) -> Tensor:
@@ -61,15 +62,15 @@ def close(actual: Tensor, expected: Tensor) -> None:
 @every_example
 def test_is_frozen_hashable_data_with_equal_streams(kind: Kind) -> None:
     assert isinstance(hash(kind), int)
-    assert kind.streams("float32") == kind.streams("float32")
-    assert len({stream.name for stream in kind.streams("float32")}) == len(kind.streams("float32"))
+    assert kind.streams(FLOAT32) == kind.streams(FLOAT32)
+    assert len({stream.name for stream in kind.streams(FLOAT32)}) == len(kind.streams(FLOAT32))
     with pytest.raises((FrozenInstanceError, AttributeError)):
         kind.name_of_nothing = 1  # type: ignore[attr-defined]
 
 
 @every_example
 def test_law_never_asks_again_for_what_it_let_go(kind: Kind) -> None:
-    for law in {stream.law for stream in kind.streams("float32")}:
+    for law in {stream.law for stream in kind.streams(FLOAT32)}:
         check_law(law)
 
 
@@ -153,7 +154,7 @@ def test_mixed_batches_equal_the_reference(kind: Kind, seed: int) -> None:
 
 @every_example
 def test_the_bench_notices_a_lost_entry(kind: Kind) -> None:
-    if not kind.streams("float32") or not any(stream.needs(20) for stream in kind.streams("float32")):
+    if not kind.streams(FLOAT32) or not any(stream.needs(20) for stream in kind.streams(FLOAT32)):
         pytest.skip("this example remembers nothing at token 20, so nothing can be lost")
     bench = Bench(kind, (streams_stride(kind) * 4,), requests=1)
     hidden = hidden_of(bench.layer, 21, 3)

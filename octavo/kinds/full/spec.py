@@ -9,7 +9,7 @@ from octavo.spec.attention import AttentionParams, kv_stream, read_attention
 from octavo.spec.kind import Config, Kind
 from octavo.spec.law import Everything
 from octavo.spec.rope import RopeParams
-from octavo.spec.stream import Stream
+from octavo.spec.stream import CacheDtypes, Stream
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,9 +27,9 @@ class FullAttention(Kind):
         """Parameters of a ``full_attention`` layer; see ``octavo.spec.attention.read_attention`` for the keys."""
         return cls(attention=read_attention(config, "full_attention"))
 
-    def streams(self, dtype: str) -> tuple[Stream, ...]:
+    def streams(self, dtypes: CacheDtypes) -> tuple[Stream, ...]:
         """One stream ``kv`` of fields k and v, kept for ever."""
-        return (kv_stream(self.attention, Everything(), dtype),)
+        return (kv_stream(self.attention, Everything(), dtypes),)
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:

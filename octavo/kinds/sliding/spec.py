@@ -10,7 +10,7 @@ from octavo.spec.attention import AttentionParams, kv_stream, read_attention
 from octavo.spec.kind import Config, Kind
 from octavo.spec.law import Window
 from octavo.spec.rope import RopeParams
-from octavo.spec.stream import Stream
+from octavo.spec.stream import CacheDtypes, Stream
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,9 +32,9 @@ class SlidingWindow(Kind):
             raise UnsupportedError(f"sliding_window {window!r} of layer {index} must be a positive number of tokens")
         return cls(attention=read_attention(config, "sliding_attention"), window=window)
 
-    def streams(self, dtype: str) -> tuple[Stream, ...]:
+    def streams(self, dtypes: CacheDtypes) -> tuple[Stream, ...]:
         """One stream ``kv`` of fields k and v, kept as long as the window reaches."""
-        return (kv_stream(self.attention, Window(self.window), dtype),)
+        return (kv_stream(self.attention, Window(self.window), dtypes),)
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:

@@ -10,7 +10,7 @@ from octavo.spec.attention import AttentionParams, kv_stream, read_attention
 from octavo.spec.kind import Config, Kind
 from octavo.spec.law import SinkWindow
 from octavo.spec.rope import RopeParams
-from octavo.spec.stream import Stream
+from octavo.spec.stream import CacheDtypes, Stream
 
 LAYER_TYPE = "echo_attention"
 
@@ -36,9 +36,9 @@ class Echo(Kind):
         attention = read_attention(config, LAYER_TYPE)
         return cls(attention=attention, sinks=config["echo_sinks"], window=config["echo_window"])
 
-    def streams(self, dtype: str) -> tuple[Stream, ...]:
+    def streams(self, dtypes: CacheDtypes) -> tuple[Stream, ...]:
         """One stream ``kv`` of fields k and v: the opening for ever, the rest as long as the window reaches."""
-        return (kv_stream(self.attention, SinkWindow(self.sinks, self.window), dtype),)
+        return (kv_stream(self.attention, SinkWindow(self.sinks, self.window), dtypes),)
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:
