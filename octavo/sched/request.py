@@ -39,6 +39,7 @@ class Request:
     eos_token_ids: ids that end it unless ``params.ignore_eos``.
     cache_salt: requests with different salts never share cached bytes.
     marks: positions in the prompt worth a resume point, known to the application.
+    branch: which of ``params.n`` continuations it is. Branch 0 computes the prompt; the others fork from it.
     num_cached_tokens: tokens the prefix cache spared at first admission. num_preemptions: times it lost its pages.
     unit_keys: names of its whole hash units, filled in by the cache. cache_report: what it held when it ended.
     """
@@ -50,6 +51,7 @@ class Request:
     priority: int = 0
     cache_salt: str = ""
     marks: tuple[int, ...] = ()
+    branch: int = 0
     state: RequestState = RequestState.WAITING
     output_token_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None

@@ -249,6 +249,7 @@ class Scheduler:
             samples=stop == np.array([request.num_tokens for request in requests]),
             sampling=tuple(request.params for request in requests),
             output_len=np.array([len(request.output_token_ids) for request in requests], np.int32),
+            branch=np.array([request.branch for request in requests], np.int32),
             groups=self.cache.plan_step(np.array([part.row for part in parts]), start.astype(np.int64), query_start),
             copies=self.cache.take_copies(),
         )  # fmt: skip

@@ -151,6 +151,7 @@ class PrefixMachine(RuleBasedStateMachine):
             samples=np.array([stop == len(request.tokens)]),
             sampling=(SamplingParams(),),
             output_len=np.array([0], np.int32),
+            branch=np.array([0], np.int32),
             groups=tuple(group.group_step(rows, np.array([start]), query_start) for group in self.cache.groups),
             copies=jobs,
         )

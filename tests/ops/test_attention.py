@@ -64,6 +64,7 @@ class World:
             samples=np.zeros(count, dtype=bool),
             sampling=(GREEDY,) * count,
             output_len=np.zeros(count, dtype=np.int32),
+            branch=np.zeros(count, dtype=np.int32),
             groups=(self.group,),
         )
         generator = torch.Generator().manual_seed(seed)

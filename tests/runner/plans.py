@@ -97,6 +97,7 @@ class PlanMaker:
             samples=np.array([chunk.samples for chunk in chunks]),
             sampling=tuple(chunk.params for chunk in chunks),
             output_len=np.zeros(len(chunks), dtype=np.int32),
+            branch=np.zeros(len(chunks), dtype=np.int32),
             groups=groups,
         )
 

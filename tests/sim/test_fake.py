@@ -74,6 +74,7 @@ def plan_of(
         samples=np.array([stop == len(PROMPT) for _, stop in spread]),
         sampling=tuple(SamplingParams() for _ in spread),
         output_len=np.zeros(len(spread), np.int32),
+        branch=np.zeros(len(spread), np.int32),
         groups=(group_step(runner, spread, tables, writes, group=0, fresh=fresh),),
         copies=copies,
     )
