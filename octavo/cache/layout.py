@@ -14,7 +14,7 @@ from types import MappingProxyType
 from octavo.base import ConfigError, ceil_div, floor_to
 from octavo.memory.layout import ArenaLayout, solve_arena
 from octavo.spec.group import Group, PageFormat
-from octavo.spec.law import Law
+from octavo.spec.law import Count, Law
 
 PAGES_PER_GROUP = 8
 """Pages of every group that an arena should hold at once; blocks shrink, then groups are split, until it does."""
@@ -39,6 +39,16 @@ class GroupLayout:
         """Tokens per block."""
         return self.format.block_tokens
 
+    def most_pages(self, n: Count) -> Count:
+        """Pages that one request can hold at most while its first ``n`` tokens are computed. Integer or array in, the same out.
+
+        ``needs(m)`` of all ``m <= n``, rounded outward to blocks, together with the block being written.
+        """
+        blocks = (n + self.block_tokens - 1) // self.block_tokens
+        if self.fixed is None:
+            return blocks
+        return blocks - (blocks - self.fixed - self.turning) * (blocks > self.fixed + self.turning)
+
 
 @dataclass(frozen=True, kw_only=True)
 class CacheLayout:
@@ -56,21 +66,29 @@ class Profile:
 
     growing_tokens, growing_head_bytes: blocks of unbounded groups hold this many tokens, or fewer where one head of every field
         already lies this many bytes together.
-    bounded_tokens: no block of a bounded group is larger; smaller ones cost ``small_penalty`` of the ring's bytes for every
-        time they fit into it, beyond the first.
-    least_tokens: blocks shrink to this, for small arenas, before groups are split.
+    bounded_tokens: no block of a bounded group is larger. kernel_tokens: smaller ones than this cost ``small_penalty`` of the
+        ring's bytes for every time they fit into it, beyond the first.
+    least_tokens: blocks of unbounded groups are no smaller while the arena is large; for small arenas blocks shrink to this
+        before groups are split.
     """
 
     name: str
     growing_tokens: int
     growing_head_bytes: int
     bounded_tokens: int
+    kernel_tokens: int
     least_tokens: int
-    small_penalty: float = 0.1
+    small_penalty: float
 
 
-CPU = Profile(name="cpu", growing_tokens=128, growing_head_bytes=32 * 1024, bounded_tokens=64, least_tokens=16)
-GPU = Profile(name="gpu", growing_tokens=64, growing_head_bytes=16 * 1024, bounded_tokens=64, least_tokens=16)
+CPU = Profile(
+    name="cpu", growing_tokens=128, growing_head_bytes=32 * 1024, bounded_tokens=64, kernel_tokens=64, least_tokens=16,
+    small_penalty=0.1,
+)  # fmt: skip
+GPU = Profile(
+    name="gpu", growing_tokens=64, growing_head_bytes=8 * 1024, bounded_tokens=64, kernel_tokens=16, least_tokens=16,
+    small_penalty=0.05,
+)  # fmt: skip
 PROFILES: Mapping[str, Profile] = MappingProxyType({profile.name: profile for profile in (CPU, GPU)})
 """Profiles by torch's name of the device type, ``gpu`` standing for all accelerators."""
 
@@ -162,10 +180,11 @@ def _choose(group: Group, profile: Profile, hash_unit: int, max_model_len: int) 
         return _Choice(group=group, block_tokens=1)
     if law.prefix is None:
         sizes = _candidates(group.stride, hash_unit, min(max_model_len, profile.growing_tokens))
-        best = next((size for size in sizes if _head_bytes(group, size) >= profile.growing_head_bytes), sizes[-1])
+        large = [size for size in sizes if size >= profile.least_tokens]
+        best = next((size for size in large if _head_bytes(group, size) >= profile.growing_head_bytes), sizes[-1])
     else:
         sizes = _candidates(group.stride, hash_unit, min(max_model_len, law.span, profile.bounded_tokens))
-        best = min(sizes, key=lambda size: (_ring_cost(group, size, profile), size))
+        best = min(sizes, key=lambda size: (_ring_cost(group, size, profile), -size))
     return _Choice(group=group, block_tokens=best, smaller=tuple(size for size in sizes if size < best))
 
 
@@ -198,7 +217,7 @@ def _ring_cost(group: Group, block_tokens: int, profile: Profile) -> float:
     fixed, turning = group.table_columns(block_tokens)
     assert fixed is not None
     ring = (fixed + turning) * group.page_format(block_tokens).page_bytes
-    return ring * (1 + profile.small_penalty * max(0, profile.bounded_tokens / block_tokens - 1))
+    return ring * (1 + profile.small_penalty * max(0, profile.kernel_tokens / block_tokens - 1))
 
 
 def _squeeze(choice: _Choice, limit: int, least_tokens: int) -> list[_Choice]:
@@ -225,15 +244,16 @@ def _shrink(choice: _Choice, limit: int, least_tokens: int) -> _Choice:
 
 
 def request_pages(layout: CacheLayout, n: int) -> tuple[int, ...]:
-    """Pages of every group that one request can hold at most while its first ``n`` tokens are computed: what admission charges.
+    """``most_pages`` of every group: what admission charges for a request of ``n`` tokens."""
+    return tuple(group.most_pages(n) for group in layout.groups)
 
-    ``needs(m)`` of all ``m <= n``, rounded outward to blocks, together with the block being written.
+
+def lone_pages(layout: CacheLayout, n: int) -> tuple[int, ...]:
+    """Pages of every group that must be there for a request of ``n`` tokens to be accepted at all.
+
+    One more per group than it holds, for a shared block being copied.
     """
-    pages = []
-    for group in layout.groups:
-        blocks = ceil_div(n, group.block_tokens)
-        pages.append(blocks if group.fixed is None else min(blocks, group.fixed + group.turning))
-    return tuple(pages)
+    return tuple(count + 1 for count in request_pages(layout, n))
 
 
 def pages_by_bucket(layout: CacheLayout, pages_per_group: Sequence[int]) -> list[int]:
@@ -242,6 +262,11 @@ def pages_by_bucket(layout: CacheLayout, pages_per_group: Sequence[int]) -> list
     for group, count in zip(layout.groups, pages_per_group, strict=True):
         pages[group.bucket] += count
     return pages
+
+
+def slabs_needed(layout: CacheLayout, pages_per_group: Sequence[int]) -> int:
+    """Slabs that pages per group take; they fit together if and only if that is no more than the arena has."""
+    return layout.arena.slabs_for(pages_by_bucket(layout, pages_per_group))
 
 
 def request_bytes(layout: CacheLayout, n: int) -> int:

@@ -21,7 +21,7 @@ from octavo.cache.checkpoints import CheckpointPolicy
 from octavo.cache.coordinator import KVCacheCoordinator, Match
 from octavo.cache.group_step import CopyJob, GroupStep
 from octavo.cache.hashing import extend_keys, root_key
-from octavo.cache.layout import CacheLayout, pages_by_bucket, request_pages
+from octavo.cache.layout import CacheLayout, lone_pages, pages_by_bucket, slabs_needed
 from octavo.cache.report import CacheReport, GroupReport, HitExplanation
 
 
@@ -132,17 +132,16 @@ class KVCacheManager:
 
         Charged: what its laws can need, and one block per group for a shared block being copied.
         """
-        pages = [count + 1 for count in request_pages(self.layout, tokens)]
-        arena = self.layout.arena
-        slabs = [-(-n // arena.pages_per_slab(b)) for b, n in enumerate(pages_by_bucket(self.layout, pages))]
-        if sum(slabs) > arena.num_slabs:
-            need, have = sum(slabs) * arena.slab_units, arena.num_slabs * arena.slab_units
+        pages, arena = lone_pages(self.layout, tokens), self.layout.arena
+        slabs = slabs_needed(self.layout, pages)
+        if slabs > arena.num_slabs:
+            need, have = slabs * arena.slab_units, arena.num_slabs * arena.slab_units
             parts = " + ".join(
                 f"{count} pages of {group.page_units * arena.unit_bytes:,} B ({group.group.law.describe()})"
                 for count, group in zip(pages, self.layout.groups, strict=True)
             )
             raise CapacityError(
-                f"a request of {tokens:,} tokens needs {parts}: {sum(slabs)} slabs = {need * arena.unit_bytes:,} B, "
+                f"a request of {tokens:,} tokens needs {parts}: {slabs} slabs = {need * arena.unit_bytes:,} B, "
                 f"but the cache has {arena.num_slabs} slabs = {have * arena.unit_bytes:,} B; "
                 "raise kv_memory or lower max_tokens"
             )
@@ -195,7 +194,7 @@ class KVCacheManager:
     # -- operations --------------------------------------------------------------------------------------------------------
 
     def admit(self, request: CachedRequest, found: Lookup, *, cold: bool = False) -> bool:
-        """Give a request a row and its hit, if its whole prompt fits beside what running requests still need for theirs.
+        """Give a request a row and its hit, if its whole prompt fits beside what running requests still need.
 
         False, and nothing changed, where it does not. cold: ignore the cache, and keep out of it.
         """
@@ -220,12 +219,17 @@ class KVCacheManager:
         return True
 
     def _demand(self, row: int, tokens: int) -> list[int]:
-        """Pages per bucket that a new row and the unfinished prompts of running ones will ask for."""
-        prompts = [r for r in self._rows.values() if self._computed[r.row] + 1 < r.request.num_tokens]
-        wanted = [0] * len(self.layout.groups)
-        for other, length in [(row, tokens), *((r.row, r.request.num_tokens) for r in prompts)]:
-            for index, pages in enumerate(request_pages(self.layout, length)):
-                wanted[index] += self.coordinator.groups[index].missing(other, pages)
+        """Pages per bucket that a new row, unfinished prompts, and the rings of all running rows will still ask for.
+
+        A ring that is not full now fills again, so that running requests never lose to one that came after them.
+        """
+        rows = np.array([row, *self._by_row])
+        known = np.array([tokens, *(other.request.num_tokens for other in self._by_row.values())])
+        unfinished = np.append(True, self._computed[rows[1:]] + 1 < known[1:])
+        wanted = []
+        for group in self.coordinator.groups:
+            which = unfinished if group.layout.fixed is None else np.ones(len(rows), bool)
+            wanted.append(int(group.missing(rows[which], group.layout.most_pages(known[which])).sum()))
         return pages_by_bucket(self.layout, wanted)
 
     def extend(self, request: CachedRequest, stop: int, step: int, *, checkpoints: bool = True) -> bool:

@@ -337,11 +337,12 @@ class SingleTypeKVCacheManager:
         """Blocks in the table."""
         return int(np.count_nonzero(self.table[row] != NO_PAGE))
 
-    def missing(self, row: int, pages: int) -> int:
-        """Pages the row will still ask for on its way to ``pages`` blocks, that of a shared block to be copied included."""
+    def missing(self, rows: np.ndarray, pages: np.ndarray) -> np.ndarray:
+        """Pages that rows will still ask for on their way to ``pages`` blocks, that of a shared block to be copied included."""
         if self._fixed is None:
-            return max(0, pages - self.num_blocks(row)) + int(self._to_copy[row])
-        return max(0, pages - int(np.count_nonzero(self._owned[row])))
+            held = np.count_nonzero(self.table[rows] != NO_PAGE, axis=1)
+            return np.maximum(0, pages - held) + self._to_copy[rows]
+        return np.maximum(0, pages - np.count_nonzero(self._owned[rows], axis=1))
 
     def num_held(self, row: int) -> int:
         """Different pages that the row has references on."""

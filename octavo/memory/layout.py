@@ -39,6 +39,10 @@ class ArenaLayout:
         """Pages of a bucket that one slab holds."""
         return self.slab_units // self.page_units[bucket]
 
+    def slabs_for(self, pages: Sequence[int]) -> int:
+        """Slabs that ``pages[bucket]`` pages of every bucket take once they are moved together."""
+        return sum(ceil_div(count, self.pages_per_slab(bucket)) for bucket, count in enumerate(pages))
+
     @property
     def scratch_unit(self) -> int:
         """First unit of the scratch page behind the slabs: padding may write there, nothing reads it."""
