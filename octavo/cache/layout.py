@@ -11,13 +11,19 @@ from dataclasses import dataclass, replace
 from math import lcm
 from types import MappingProxyType
 
-from octavo.base import ConfigError, ceil_div, floor_to
+import numpy as np
+
+from octavo.base import ConfigError, ceil_div
 from octavo.memory.layout import ArenaLayout, solve_arena
 from octavo.spec.group import Group, PageFormat
 from octavo.spec.law import Count, Law
 
 PAGES_PER_GROUP = 8
 """Pages of every group that an arena should hold at once; blocks shrink, then groups are split, until it does."""
+
+
+_SEARCH = 1024
+"""Lengths looked at together in the search for a request's worst moment."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,37 +281,57 @@ def request_bytes(layout: CacheLayout, n: int) -> int:
     return sum(count * units for count, units in zip(pages, layout.arena.page_units, strict=True)) * layout.arena.unit_bytes
 
 
+def slope_bytes(layout: CacheLayout) -> float:
+    """Bytes of entries that every further token adds for ever: entry bytes by stride, over all growing streams."""
+    return sum(size / stride for (law, stride), size in _sizes(layout).items() if law.prefix is None)
+
+
+def bound_bytes(layout: CacheLayout, n: int | None = None) -> int:
+    """Bytes of bounded streams' entries, each at its own most while ``n`` tokens are computed; without ``n``, ever."""
+    total = 0
+    for (law, stride), size in _sizes(layout).items():
+        if law.prefix is not None:
+            # The span counts the token being computed, which is not resident yet unless it replaces what it reads.
+            most = law.prefix + law.span - (0 if law.reads_before_writing else 1)
+            total += (most if n is None else min(n, most)) // stride * size
+    return total
+
+
 def ideal_bytes(layout: CacheLayout, n: int) -> int:
     """Bytes of entries that one request of ``n`` tokens must keep at its worst moment: the largest ``bytes_needed(m)``, m <= n.
 
     No m below one at which what grows, with all that is bounded at its bound, would not exceed the best found can be better:
     the search from n downwards ends there, mostly at once, and after one chunk for chunked laws.
     """
-    growing: dict[tuple[Law, int], int] = {}
-    bounded: dict[tuple[Law, int], int] = {}
-    for member in (member for group in layout.groups for member in group.group.members):
-        law, stride = member.stream.law, member.stream.stride
-        part = growing if law.prefix is None else bounded
-        part[law, stride] = part.get((law, stride), 0) + member.stream.entry_bytes
-    bound = sum(min(n, _resident(law)) // stride * size for (law, stride), size in bounded.items())
-    best = 0
-    for m in range(n, -1, -1):
-        grown = _entries_bytes(growing, m)
-        if grown + bound <= best:
+    sizes, bound, best = _sizes(layout), bound_bytes(layout, n), 0
+    for stop in range(n, -1, -_SEARCH):
+        lengths = np.arange(max(0, stop - _SEARCH + 1), stop + 1)
+        grown, kept = np.zeros_like(lengths), np.zeros_like(lengths)
+        for (law, stride), size in sizes.items():
+            entries = law_entries(law, stride, lengths) * size
+            if law.prefix is None:
+                grown += entries
+            else:
+                kept += entries
+        best = max(best, int((grown + kept).max()))
+        if int(grown[0]) + bound <= best:
             break
-        best = max(best, grown + _entries_bytes(bounded, m))
     return best
 
 
-def _resident(law: Law) -> int:
-    """Most tokens in ``needs(m)`` of a bounded law. The span counts the token m itself, which is not resident yet."""
-    assert law.prefix is not None
-    return law.prefix + law.span - (0 if law.reads_before_writing else 1)
+def _sizes(layout: CacheLayout) -> dict[tuple[Law, int], int]:
+    """Bytes of one entry of all streams with a law and a stride."""
+    sizes: dict[tuple[Law, int], int] = {}
+    for stream in (member.stream for group in layout.groups for member in group.group.members):
+        sizes[stream.law, stream.stride] = sizes.get((stream.law, stream.stride), 0) + stream.entry_bytes
+    return sizes
 
 
-def _entries_bytes(streams: Mapping[tuple[Law, int], int], m: int) -> int:
-    entries = 0
-    for (law, stride), size in streams.items():
-        needed = [(start, floor_to(stop, stride)) for start, stop in law.needs(m)]
-        entries += sum(max(0, stop - start) // stride for start, stop in needed) * size
-    return entries
+def law_entries(law: Law, stride: int, n: np.ndarray) -> np.ndarray:
+    """Entries in ``needs(n)`` of a stream, for an array of ``n``: each interval cut to whole entries, as ``Stream.needs`` does."""
+    front = n if law.prefix is None else np.minimum(law.prefix, n)
+    start = np.maximum(law.first(n), 0)
+    joined = start <= front
+    start = np.where(joined & (front > 0), 0, start)
+    behind = np.maximum(0, n // stride * stride - start) // stride
+    return behind + np.where(joined, 0, front // stride)
