@@ -137,6 +137,17 @@ class KVCacheCoordinator:
                 self._keep_extra(row, index, match.nodes)
         self.index.enter(self._last(row))
 
+    def fork(self, source: int, row: int, n: int) -> None:
+        """Begin a request on all that ``source`` holds after ``n`` tokens, none of them in flight. Nothing can fail here."""
+        nodes, extra = self._chains[source].nodes, self._chains[source].extra
+        chain = self._chains[row] = _Chain(len(self.groups))
+        chain.nodes, chain.extra = list(nodes), [set(pages) for pages in extra]
+        for group, pages in zip(self.groups, chain.extra, strict=True):
+            self.pool.retain(group.fork(source, row, n))
+            self.pool.retain(np.array(sorted(pages), np.int32))
+        self.index.enter(self._last(row))
+        self.disturb(source, n)
+
     def _indexed_pages(self, index: int, nodes: np.ndarray, needed: list[int]) -> tuple[np.ndarray, np.ndarray]:
         """Blocks of the needed grains, and for each the page of its last one: that page has the rows before it too."""
         grain, grains = self.grains[index], np.array(needed, np.int64)

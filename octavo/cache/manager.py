@@ -4,8 +4,8 @@ Owns ``KVCacheManager``: look up, admit, extend, commit, free, explain. Turns re
 keys, decides what is charged at admission, and remembers what steps in flight still owe. Knows no kinds, no clock, no
 tensors.
 
-The life of a request: ``lookup`` (a probe) → ``admit`` (takes a row and what the hit offers) → ``extend`` for every
-step (takes pages) → ``commit`` at the step's receipt (publishes) → ``free``.
+The life of a request: ``lookup`` (a probe) → ``admit`` (takes a row and what the hit offers; ``fork`` takes what another
+request has) → ``extend`` for every step (takes pages) → ``commit`` at the step's receipt (publishes) → ``free``.
 """
 
 from __future__ import annotations
@@ -215,6 +215,26 @@ class KVCacheManager:
             publishes=self._caching and not cold,
         )  # fmt: skip
         self._computed[row] = self._scheduled[row] = hit
+        self._last_step[row] = _NO_STEP
+        return True
+
+    def fork(self, source: CachedRequest, request: CachedRequest) -> bool:
+        """Give ``request``, whose tokens begin with the computed ones of ``source``, a row on the same pages.
+
+        Whoever writes into a shared page copies it first. False, and nothing changed, where no row is free.
+        """
+        if not self._free_rows:
+            return False
+        origin, row = self._rows[source.request_id], self._free_rows.pop()
+        n = int(self._computed[origin.row])
+        assert n == self._scheduled[origin.row], "forks are made at a receipt"
+        self.coordinator.fork(origin.row, row, n)
+        request.unit_keys, request.num_cached_tokens = list(source.unit_keys), source.num_cached_tokens
+        self._rows[request.request_id] = self._by_row[row] = _Row(
+            request=request, row=row, shared=origin.shared, junctions=(), publishes=origin.publishes,
+            peak_bytes=self._held_bytes(row),
+        )  # fmt: skip
+        self._computed[row] = self._scheduled[row] = n
         self._last_step[row] = _NO_STEP
         return True
 

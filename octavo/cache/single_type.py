@@ -298,6 +298,19 @@ class SingleTypeKVCacheManager:
         self.next_event[row] = n
         self._to_copy[row] = filled % self._block > 0
 
+    def fork(self, source: int, row: int, n: int) -> np.ndarray:
+        """Begin a request on everything that ``source`` holds after ``n`` tokens; returns the pages, for the caller to retain.
+
+        The source goes on writing into its last block; the new row copies that block before it does.
+        """
+        assert not self._steady[row] and not self._promises.get(source)
+        self.settle(source, n)
+        self.table[row], self._ring[row] = self.table[source], self._ring[source]
+        self._owned[row] = False
+        self.next_event[row] = n
+        self._to_copy[row] = n % self._block > 0
+        return self.held_pages(row)
+
     def swap(self, row: int, block: int, page: int) -> int:
         """Put an equal shared page in a block's place; returns the page that stood there."""
         assert self._fixed is None, "only blocks that stay are worth sharing late"

@@ -16,7 +16,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from octavo.cli import report as reports
-from octavo.engine.llm import LLM, Prompt
+from octavo.engine.live import Prompt
+from octavo.engine.llm import LLM
 from octavo.engine.outputs import RequestOutput
 from octavo.sched.sampling import SamplingParams
 

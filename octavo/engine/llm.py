@@ -1,13 +1,12 @@
 """The Python API: prompts in, texts out.
 
-Owns ``LLM``: turning prompts and parameters into requests, and token events into outputs. Knows no devices and no layouts.
+Owns ``LLM``: loading a model, and stepping until everything asked for is there. Knows no devices and no layouts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from types import ModuleType
@@ -15,46 +14,17 @@ from types import ModuleType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from octavo.base import ConfigError
+from octavo.base import ConfigError, OctavoError
 from octavo.config import EngineConfig, parse_size
 from octavo.engine.build import build
-from octavo.engine.core import EngineCore, TokenEvent
-from octavo.engine.outputs import CompletionOutput, RequestOutput
+from octavo.engine.core import EngineCore
+from octavo.engine.live import Live, Prompt, Prompts
+from octavo.engine.outputs import RequestOutput
 from octavo.engine.source import resolve
-from octavo.engine.text import TextStream, Tokenizer, load_tokenizer
+from octavo.engine.text import Tokenizer, load_tokenizer
 from octavo.runner.weights import Progress as WeightProgress
 from octavo.runner.weights import no_progress
-from octavo.sched.request import FinishReason, Request
 from octavo.sched.sampling import SamplingParams
-
-Prompt = str | Sequence[int] | Mapping[str, Sequence[int]]
-"""A text, token ids, or ``{"prompt_token_ids": ids}``."""
-
-
-@dataclass(kw_only=True)
-class _Live:
-    """A request on its way, and its text so far."""
-
-    request: Request
-    prompt: str | None
-    stream: TextStream | None
-    reason: str | None = None
-
-    def output(self) -> RequestOutput:
-        """What there is now."""
-        text = "" if self.stream is None else self.stream.text
-        completion = CompletionOutput(
-            index=0, text=text, token_ids=list(self.request.output_token_ids), finish_reason=self.reason
-        )
-        return RequestOutput(
-            request_id=self.request.request_id,
-            prompt=self.prompt,
-            prompt_token_ids=list(self.request.prompt_token_ids),
-            outputs=[completion],
-            num_cached_tokens=self.request.num_cached_tokens,
-            cache_report=self.request.cache_report if self.reason else None,
-            finished=self.reason is not None,
-        )
 
 
 class LLM:
@@ -101,7 +71,9 @@ class LLM:
         self.tokenizer: Tokenizer | None = None if skip_tokenizer_init else load_tokenizer(source)
         self.built = build(self.config, source, progress=weight_progress)
         own = frozenset() if self.tokenizer is None else self.tokenizer.eos_token_ids
-        self._eos = self.built.eos_token_ids or own
+        self.prompts = Prompts(
+            self.tokenizer, vocab_size=self.built.spec.vocab_size, eos_token_ids=self.built.eos_token_ids or own
+        )
         self._ids = count()
 
     @property
@@ -125,20 +97,20 @@ class LLM:
         requests = self._requests(prompts, params)
         outputs: dict[str, RequestOutput] = {}
         with _bar(len(requests), shown=progress and bool(requests)) as advance:
-            for output in self._run(requests):
-                if output.finished:
-                    outputs[output.request_id] = output
-                    advance(len(output.outputs[0].token_ids))
+            for live in self._run(requests):
+                if live.finished:
+                    output = outputs[live.request.request_id] = live.output()
+                    advance(sum(len(completion.token_ids) for completion in output.outputs))
         return [outputs[live.request.request_id] for live in requests]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[RequestOutput]:
         """Continue one prompt; yields what there is after every step, and at last the finished output."""
-        (live,) = self._requests([prompt], params)
-        yield from self._run([live])
+        for live in self._run(self._requests([prompt], params)):
+            yield live.output()
 
     def _requests(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
-    ) -> list[_Live]:
+    ) -> list[Live]:
         many = _as_list(prompts)
         if params is None or isinstance(params, SamplingParams):
             each = [params or SamplingParams()] * len(many)
@@ -146,72 +118,32 @@ class LLM:
             each = list(params)
             if len(each) != len(many):
                 raise ConfigError(f"there are {len(many)} prompts and {len(each)} params; give one for all or one per prompt")
-        return [self._request(prompt, one) for prompt, one in zip(many, each, strict=True)]
+        return [
+            self.prompts.make(prompt, one, request_id=str(next(self._ids))) for prompt, one in zip(many, each, strict=True)
+        ]
 
-    def _request(self, prompt: Prompt, params: SamplingParams) -> _Live:
-        text, ids = self._tokens(prompt)
-        vocab = self.built.spec.vocab_size
-        wrong = [token for token in ids if not 0 <= token < vocab]
-        if wrong:
-            raise ConfigError(f"token id {wrong[0]} is outside the model's vocabulary of {vocab}")
-        if params.stop and self.tokenizer is None:
-            raise ConfigError("stop strings need the tokenizer; leave skip_tokenizer_init off, or use stop_token_ids")
-        return _Live(
-            request=Request(request_id=str(next(self._ids)), prompt_token_ids=ids, params=params, eos_token_ids=self._eos),
-            prompt=text,
-            stream=None if self.tokenizer is None else TextStream(self.tokenizer, ids, params.stop),
-        )
+    def _run(self, requests: Sequence[Live]) -> Iterator[Live]:
+        """Step until every request has ended, giving each that got something; whoever stops listening ends the rest.
 
-    def _tokens(self, prompt: Prompt) -> tuple[str | None, list[int]]:
-        if isinstance(prompt, str):
-            if self.tokenizer is None:
-                raise ConfigError("a text prompt needs the tokenizer; leave skip_tokenizer_init off, or give token ids")
-            return prompt, self.tokenizer.encode(prompt)
-        if isinstance(prompt, Mapping):
-            if "prompt_token_ids" not in prompt:
-                raise ConfigError(
-                    f"a prompt given as a mapping needs prompt_token_ids, not {', '.join(map(str, prompt)) or 'nothing'}"
-                )
-            return None, [int(token) for token in prompt["prompt_token_ids"]]
-        return None, [int(token) for token in prompt]
-
-    def _run(self, requests: Sequence[_Live]) -> Iterator[RequestOutput]:
-        """Step until every request has ended; whoever stops listening ends the rest."""
+        Raises OctavoError from the crash of a step.
+        """
         live = {one.request.request_id: one for one in requests}
         try:
             for one in requests:
                 self.core.add(one.request)
             while live:
                 for event in self.core.step():
-                    if event.request_id in live:
-                        yield self._advance(live, event)
+                    if event.request_id not in live:
+                        continue
+                    if event.error is not None:
+                        raise OctavoError(f"a step crashed: {event.error!r}") from event.error
+                    one = live[event.request_id]
+                    if one.advance(self.core, event).finished:
+                        del live[event.request_id]
+                    yield one
         finally:
             for request_id in live:
                 self.core.abort(request_id)
-
-    def _advance(self, live: dict[str, _Live], event: TokenEvent) -> RequestOutput:
-        one = live[event.request_id]
-        one.reason = None if event.finish_reason is None else str(event.finish_reason)
-        if one.stream is not None:
-            self._write(one.stream, one.request, event)
-            if one.stream.stopped:
-                one.reason = str(FinishReason.STOP)
-        if one.reason is not None:
-            if event.finish_reason is None:
-                self.core.abort(event.request_id)
-            del live[event.request_id]
-        return one.output()
-
-    def _write(self, stream: TextStream, request: Request, event: TokenEvent) -> None:
-        tokens = event.token_ids
-        # The token that ends a text is not part of it.
-        if event.finish_reason is FinishReason.STOP and tokens and self._ends(request, tokens[-1]):
-            tokens = tokens[:-1]
-        stream.push(tokens, last=event.finish_reason is not None)
-
-    def _ends(self, request: Request, token: int) -> bool:
-        ends_text = token in request.eos_token_ids and not request.params.ignore_eos
-        return ends_text or token in request.params.stop_token_ids
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -1,13 +1,17 @@
-"""Between text and token ids: encoding, streaming detokenization, stop strings.
+"""Between text and token ids: encoding, chat templates, streaming detokenization, stop strings.
 
-Owns ``Tokenizer`` (a Transformers tokenizer behind five methods), ``Detokenizer`` and ``StopStrings``. Knows no scheduler and
+Owns ``Tokenizer`` (a Transformers tokenizer behind a few methods), ``Detokenizer`` and ``StopStrings``. Knows no scheduler and
 no model.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from os.path import commonprefix
 from typing import Any
+
+from jinja2 import TemplateError
 
 from octavo.base import ConfigError
 from octavo.engine.source import ModelSource
@@ -31,20 +35,81 @@ class Tokenizer:
         eos = self.backend.eos_token_id
         return frozenset() if eos is None else frozenset([eos])
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a prompt, with the model's own start token where it has one."""
-        return list(self.backend(text).input_ids)
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """Token ids of a prompt, with the model's own start token where it has one; without it where not ``special``."""
+        return list(self.backend(text, add_special_tokens=special).input_ids)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of token ids. Special tokens have none; spaces are left as they are."""
         return str(self.backend.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """Bytes that a token stands for, which need not be whole characters; a special token stands for its name."""
+        piece = self.backend.convert_ids_to_tokens(token_id)
+        if piece is None:
+            return b""
+        if token_id in self.backend.added_tokens_decoder:
+            return str(piece).encode()
+        if byte := re.fullmatch(r"<0x([0-9A-F]{2})>", piece):
+            return bytes.fromhex(byte[1])
+        if "ByteLevel" in repr(self.backend.backend_tokenizer.decoder):
+            from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+            known = {symbol: byte for byte, symbol in bytes_to_unicode().items()}
+            return bytes(known[symbol] for symbol in piece)
+        return str(piece).replace("\u2581", " ").encode()
+
     def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Token ids of a conversation, ready for the assistant's turn. Raises ConfigError where the model has no template."""
+        return self.chat_prompt(messages)[0]
+
+    def chat_prompt(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        *,
+        marks: Sequence[tuple[int, int]] = (),
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> tuple[list[int], list[int]]:
+        """Token ids of a conversation, and for every mark the number of them that what comes after it cannot change.
+
+        marks: (message, characters of its content) that will come again. Where the rest of a prompt begins follows from what
+            the template makes of another rest: up to there, both texts are the same.
+        add_generation_prompt: end where the assistant is to speak. continue_final_message: end within the last message.
+        Raises ConfigError where the model has no template, where the template refuses the messages, and for marks where the
+        tokenizer cannot say which characters its tokens stand for.
+        """
         if not self.backend.chat_template:
-            raise ConfigError("this model has no chat template; use --no-chat, or give the prompt as plain text")
-        text = self.backend.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
-        return list(self.backend(text, add_special_tokens=False).input_ids)
+            raise ConfigError("this model has no chat template; give the prompt as plain text (--no-chat, /v1/completions)")
+        options = {"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message}
+        text = self._render(messages, **options)
+        if not marks:
+            return self.encode(text, special=False), []
+        if not self.backend.is_fast:
+            raise ConfigError("cache_control needs a tokenizer that knows the characters of its tokens; leave it out")
+        encoded = self.backend(text, add_special_tokens=False, return_offsets_mapping=True)
+        ends = [end for _, end in encoded.offset_mapping]
+        shared = [len(commonprefix([text, self._varied(messages, mark, **options)])) for mark in marks]
+        return list(encoded.input_ids), [sum(end <= length for end in ends) for length in shared]
+
+    def _varied(self, messages: Sequence[Mapping[str, str]], mark: tuple[int, int], **options: bool) -> str:
+        """The conversation with another text behind a mark; without an answer to come where nothing is behind it."""
+        index, kept = mark
+        if kept == len(messages[index]["content"]):
+            index, kept = index + 1, 0
+        if index == len(messages):
+            return self._render(messages, add_generation_prompt=False, continue_final_message=False)
+        message = messages[index]
+        content = message["content"]
+        other = "1" if content[kept:].lstrip().startswith("0") else "0"
+        changed = [*messages[:index], {**message, "content": content[:kept] + other}, *messages[index + 1 :]]
+        return self._render(changed, **options)
+
+    def _render(self, messages: Sequence[Mapping[str, str]], **options: bool) -> str:
+        try:
+            return str(self.backend.apply_chat_template(list(messages), tokenize=False, **options))
+        except (TemplateError, TypeError, ValueError) as error:
+            raise ConfigError(f"messages do not suit the model's chat template: {str(error)[:200]}") from error
 
 
 def load_tokenizer(source: ModelSource) -> Tokenizer:
@@ -100,18 +165,22 @@ class StopStrings:
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
         self._held = ""
-        self.stopped = False
+        self.matched: str | None = None
+
+    @property
+    def stopped(self) -> bool:
+        """True once a stop string, ``matched``, was found."""
+        return self.matched is not None
 
     def push(self, text: str) -> str:
-        """Append text; return what is certainly before any stop string. ``stopped`` is True once one was found."""
+        """Append text; return what is certainly before any stop string."""
         if self.stopped:
             return ""
         self._held += text
         # The one that is complete first ends the text, however it was cut into pieces.
-        found = [(start + len(stop), start) for stop in self._stops if (start := self._held.find(stop)) >= 0]
+        found = [(start + len(stop), start, stop) for stop in self._stops if (start := self._held.find(stop)) >= 0]
         if found:
-            self.stopped = True
-            keep = min(found)[1]
+            _, keep, self.matched = min(found)
         else:
             keep = len(self._held) - self._possible()
         free, self._held = self._held[:keep], "" if self.stopped else self._held[keep:]
@@ -140,13 +209,23 @@ class TextStream:
         self.text = ""
 
     @property
+    def matched(self) -> str | None:
+        """The stop string that was found: the request is to end, and later tokens say nothing."""
+        return self._stops.matched
+
+    @property
     def stopped(self) -> bool:
-        """True once a stop string was found: the request is to end, and later tokens say nothing."""
+        """True once a stop string was found."""
         return self._stops.stopped
 
-    def push(self, token_ids: Sequence[int], *, last: bool = False) -> str:
-        """Append tokens and return new text; ``last`` releases everything that was held back."""
-        piece = self._stops.push(self._detokenizer.push(token_ids))
+    def push(self, token_ids: Sequence[int], *, last: bool = False, may_stop: bool = True) -> str:
+        """Append tokens and return new text; ``last`` releases everything that was held back.
+
+        may_stop: False while it is too early to look for stop strings; none is found in that text later either.
+        """
+        piece = self._detokenizer.push(token_ids)
+        if may_stop:
+            piece = self._stops.push(piece)
         if last and not self.stopped:
             piece += self._stops.push(self._detokenizer.flush())
             piece += self._stops.flush()

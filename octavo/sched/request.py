@@ -14,6 +14,7 @@ import numpy as np
 
 from octavo.base import ConfigError
 from octavo.sched.sampling import SamplingParams
+from octavo.sched.step import TokenLogprobs
 
 
 class RequestState(StrEnum):
@@ -32,6 +33,11 @@ class FinishReason(StrEnum):
     ABORT = "abort"
 
 
+def branch_id(request_id: str, branch: int) -> str:
+    """Id of one continuation of a request."""
+    return f"{request_id}#{branch}" if branch else request_id
+
+
 @dataclass(eq=False, kw_only=True)
 class Request:
     """One prompt being continued.
@@ -40,6 +46,8 @@ class Request:
     cache_salt: requests with different salts never share cached bytes.
     marks: positions in the prompt worth a resume point, known to the application.
     branch: which of ``params.n`` continuations it is. Branch 0 computes the prompt; the others fork from it.
+    plain: nothing about its sampling depends on what came before.
+    logprobs: of every output token, where asked for. scored: of the prompt tokens from the second on, likewise.
     num_cached_tokens: tokens the prefix cache spared at first admission. num_preemptions: times it lost its pages.
     unit_keys: names of its whole hash units, filled in by the cache. cache_report: what it held when it ended.
     """
@@ -54,6 +62,8 @@ class Request:
     branch: int = 0
     state: RequestState = RequestState.WAITING
     output_token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    scored: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     num_cached_tokens: int = 0
     num_preemptions: int = 0
@@ -64,6 +74,23 @@ class Request:
         if len(self.prompt_token_ids) == 0:
             raise ConfigError(f"request {self.request_id}: the prompt is empty; give at least one token")
         self._tokens = np.array(self.prompt_token_ids, np.int32)
+        params = self.params
+        self.plain = not (params.n > 1 or params.penalized or params.min_tokens or params.prompt_logprobs is not None)
+
+    def fork(self, branch: int) -> Request:
+        """Another continuation of the same prompt."""
+        assert branch and not self.branch and not self.output_token_ids
+        return Request(
+            request_id=branch_id(self.request_id, branch), prompt_token_ids=self.prompt_token_ids, params=self.params,
+            eos_token_ids=self.eos_token_ids, priority=self.priority, cache_salt=self.cache_salt, branch=branch,
+        )  # fmt: skip
+
+    @property
+    def barred(self) -> tuple[int, ...]:
+        """Tokens that would end the text before ``min_tokens``."""
+        if len(self.output_token_ids) >= self.params.min_tokens:
+            return ()
+        return (*self.params.stop_token_ids, *(() if self.params.ignore_eos else sorted(self.eos_token_ids)))
 
     def append(self, token: int) -> None:
         """Add a generated token."""

@@ -11,7 +11,6 @@ from math import inf, isfinite
 
 from octavo.base import ConfigError
 
-
 NUM_LOGPROBS = 20
 """Most alternatives reported for a token, as in the OpenAI API."""
 
@@ -66,7 +65,8 @@ class SamplingParams:
         for token, bias in self.logit_bias.items():
             _check(-100 <= bias <= 100, f"logit_bias of token {token} must be in [-100, 100], not {bias}")
         _check(self.max_tokens is None or self.max_tokens >= 1, f"max_tokens must be at least 1, not {self.max_tokens}")
-        _check(0 <= self.min_tokens <= (self.max_tokens or inf), f"min_tokens must be in [0, max_tokens], not {self.min_tokens}")
+        most = self.max_tokens or inf
+        _check(0 <= self.min_tokens <= most, f"min_tokens must be in [0, max_tokens], not {self.min_tokens}")
         _check(all(self.stop), "stop must not contain an empty string")
         for name in ("logprobs", "prompt_logprobs"):
             count = getattr(self, name)

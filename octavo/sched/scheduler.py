@@ -17,6 +17,7 @@ from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
+from typing import Any
 
 import numpy as np
 
@@ -24,8 +25,8 @@ from octavo.base import CapacityError, ConfigError
 from octavo.cache.layout import CacheLayout
 from octavo.cache.manager import KVCacheManager, Lookup
 from octavo.cache.report import HitExplanation
-from octavo.sched.request import FinishReason, Request, RequestState
-from octavo.sched.step import StepPlan, StepResult
+from octavo.sched.request import FinishReason, Request, RequestState, branch_id
+from octavo.sched.step import StepPlan, StepResult, TokenLogprobs
 
 MAX_EXPLANATIONS = 1024
 """Requests, ended ones too, whose prefix hit can still be explained."""
@@ -37,11 +38,13 @@ MAX_WAIT_STEPS = 16
 class _Queued:
     """A request with its place in line (higher priority first, then arrival) and its table row while it runs."""
 
-    __slots__ = ("cold", "place", "request", "row", "stay", "waited")
+    __slots__ = ("arrival", "cold", "place", "request", "row", "stay", "waited")
 
     def __init__(self, request: Request, arrival: int) -> None:
-        self.request, self.place = request, (-request.priority, arrival)
-        self.waited, self.cold, self.stay, self.row = 0, False, 0, -1
+        self.request, self.arrival = request, arrival
+        self.place = (-request.priority, arrival, request.branch)
+        # Logprobs of the prompt want every token computed.
+        self.waited, self.cold, self.stay, self.row = 0, request.params.prompt_logprobs is not None, 0, -1
 
     def __lt__(self, other: _Queued) -> bool:
         return self.place < other.place
@@ -61,6 +64,36 @@ class _Part:
     def void(self) -> bool:
         """Has the request lost its pages or ended since?"""
         return self.queued.request.finished or self.queued.stay != self.stay
+
+
+def _special(parts: Sequence[_Part]) -> dict[str, Any]:
+    """What a plan says of the few requests whose sampling depends on what came before: fields of ``StepPlan``."""
+    forks: dict[int, tuple[str, ...]] = {}
+    history: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+    barred: dict[int, tuple[int, ...]] = {}
+    scored: dict[int, np.ndarray] = {}
+    for index, part in enumerate(parts):
+        request, prompt = part.queued.request, len(part.queued.request.prompt_token_ids)
+        if request.plain:
+            continue
+        last = min(part.stop + 1, prompt)
+        if request.params.prompt_logprobs is not None and last - 1 > len(request.scored):
+            scored[index] = request.token_ids(part.start + 1, last)
+        if part.stop < request.num_tokens:
+            continue
+        if not request.branch and not request.output_token_ids and request.params.n > 1:
+            forks[index] = tuple(branch_id(request.request_id, branch) for branch in range(1, request.params.n))
+        if request.params.penalized:
+            history[index] = request.token_ids(0, prompt), request.token_ids(prompt, request.num_tokens)
+        if request.barred:
+            barred[index] = request.barred
+    return {"forks": forks, "history": history, "barred": barred, "scored": scored}
+
+
+def _score(part: _Part, scores: Sequence[TokenLogprobs]) -> None:
+    """Add the logprobs of tokens from ``part.start + 1`` on; a prompt computed again brings some for a second time."""
+    known = part.queued.request.scored
+    known += scores[len(known) - part.start :]
 
 
 class Scheduler:
@@ -103,6 +136,8 @@ class Scheduler:
         """Queue a request. Raises ConfigError or CapacityError, and keeps nothing, where it could never be served."""
         if request.request_id in self._requests:
             raise ConfigError(f"request id {request.request_id!r} is in use")
+        if "#" in request.request_id:
+            raise ConfigError(f"request id {request.request_id!r} must not contain '#', which names continuations")
         known = request.num_tokens
         if known >= self.max_model_len:
             raise CapacityError(
@@ -202,7 +237,8 @@ class Scheduler:
             if not budget or len(self._running) >= self.max_num_seqs:
                 break
             found = self.cache.lookup(queued.request)
-            if found.promised and queued.waited < MAX_WAIT_STEPS and (parts or self._in_flight or self._running):
+            patient = not queued.cold and queued.waited < MAX_WAIT_STEPS
+            if found.promised and patient and (parts or self._in_flight or self._running):
                 queued.waited += 1
                 continue
             part = self._start(queued, found, step, budget)
@@ -251,7 +287,7 @@ class Scheduler:
             output_len=np.array([len(request.output_token_ids) for request in requests], np.int32),
             branch=np.array([request.branch for request in requests], np.int32),
             groups=self.cache.plan_step(np.array([part.row for part in parts]), start.astype(np.int64), query_start),
-            copies=self.cache.take_copies(),
+            copies=self.cache.take_copies(), **_special(parts),
         )  # fmt: skip
         self._in_flight.append((plan, parts))
         return plan
@@ -272,17 +308,36 @@ class Scheduler:
         valid = np.array([not part.void for part in parts])
         rows = np.array([part.row for part in parts])[valid]
         self.cache.commit(rows, plan.stop[valid].astype(np.int64))
-        sampled = [part.queued for part, good in zip(parts, (valid & plan.samples).tolist(), strict=True) if good]
-        for queued in sampled:
-            self._accept(queued, result.tokens[queued.request.request_id])
-        changed = [queued.request for queued in sampled]
+        for index in [index for index in plan.scored if valid[index]]:
+            _score(parts[index], result.scored[plan.request_ids[index]])
+        changed: list[_Queued] = []
+        for index in np.flatnonzero(valid & plan.samples).tolist():
+            queued = parts[index].queued
+            changed += [queued, *(self._fork(queued, branch) for branch in range(1, len(plan.forks.get(index, ())) + 1))]
+        for queued in changed:
+            self._accept(queued, result)
         self.cache.receive(result.step)
-        return changed
+        return [queued.request for queued in changed]
 
-    def _accept(self, queued: _Queued, token: int) -> None:
+    def _fork(self, source: _Queued, branch: int) -> _Queued:
+        """Another continuation, on its source's pages; it waits like any other request where there is no row for it."""
+        request = source.request.fork(branch)
+        queued = self._requests[request.request_id] = _Queued(request, source.arrival)
+        if self.cache.fork(source.request, request):
+            request.state, queued.row = RequestState.RUNNING, self.cache.row(request)
+            insort(self._running, queued)
+        else:
+            insort(self._waiting, queued)
+        return queued
+
+    def _accept(self, queued: _Queued, result: StepResult) -> None:
         request, params = queued.request, queued.request.params
+        token, may_end = result.tokens[request.request_id], len(request.output_token_ids) >= params.min_tokens
         request.append(token)
-        if token in params.stop_token_ids or (token in request.eos_token_ids and not params.ignore_eos):
+        if params.logprobs is not None:
+            request.logprobs.append(result.logprobs[request.request_id])
+        ends = token in params.stop_token_ids or (token in request.eos_token_ids and not params.ignore_eos)
+        if ends and may_end:
             self._finish(queued, FinishReason.STOP)
         elif len(request.output_token_ids) == params.max_tokens or request.num_tokens >= self.max_model_len:
             self._finish(queued, FinishReason.LENGTH)

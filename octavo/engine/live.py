@@ -1,0 +1,179 @@
+"""From prompts to requests, and from token events to text: what the synchronous and the asynchronous API have in common.
+
+Owns ``Prompts`` (checks and tokens) and ``Live`` (a request on its way, and its continuations' texts). Knows no thread and no
+clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from octavo.base import ConfigError
+from octavo.engine.core import EngineCore, TokenEvent
+from octavo.engine.outputs import CompletionDelta, CompletionOutput, RequestDelta, RequestOutput
+from octavo.engine.text import TextStream, Tokenizer
+from octavo.sched.request import FinishReason, Request
+from octavo.sched.sampling import SamplingParams
+from octavo.sched.step import TokenLogprobs
+
+Prompt = str | Sequence[int] | Mapping[str, Sequence[int]]
+"""A text, token ids, or ``{"prompt_token_ids": ids}``."""
+
+
+class Prompts:
+    """Makes requests for one model. tokenizer: None where prompts are token ids and outputs have no text."""
+
+    def __init__(self, tokenizer: Tokenizer | None, *, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
+        self._tokenizer, self._vocab, self._eos = tokenizer, vocab_size, eos_token_ids
+
+    def make(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        request_id: str,
+        priority: int = 0,
+        cache_salt: str = "",
+        marks: Sequence[int] = (),
+    ) -> Live:
+        """A request, ready to be added. Raises ConfigError naming what is wrong with it."""
+        text, ids = self._tokens(prompt)
+        self._check_ids("prompt", ids)
+        self._check_ids("logit_bias", params.logit_bias)
+        self._check_ids("stop_token_ids", params.stop_token_ids)
+        if params.stop and self._tokenizer is None:
+            raise ConfigError("stop strings need the tokenizer; leave skip_tokenizer_init off, or use stop_token_ids")
+        request = Request(
+            request_id=request_id,
+            prompt_token_ids=ids,
+            params=params,
+            eos_token_ids=self._eos,
+            priority=priority,
+            cache_salt=cache_salt,
+            marks=tuple(marks),
+        )
+        return Live(request, text, self._tokenizer)
+
+    def _check_ids(self, name: str, ids: Sequence[int] | Mapping[int, float]) -> None:
+        wrong = [token for token in ids if not 0 <= token < self._vocab]
+        if wrong:
+            raise ConfigError(f"{name}: token id {wrong[0]} is outside the model's vocabulary of {self._vocab}")
+
+    def _tokens(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        if isinstance(prompt, str):
+            if self._tokenizer is None:
+                raise ConfigError("a text prompt needs the tokenizer; leave skip_tokenizer_init off, or give token ids")
+            return prompt, self._tokenizer.encode(prompt)
+        if isinstance(prompt, Mapping):
+            if "prompt_token_ids" not in prompt:
+                raise ConfigError(
+                    f"a prompt given as a mapping needs prompt_token_ids, not {', '.join(map(str, prompt)) or 'nothing'}"
+                )
+            return None, [int(token) for token in prompt["prompt_token_ids"]]
+        return None, [int(token) for token in prompt]
+
+
+class _Continuation:
+    """One branch of a live request."""
+
+    def __init__(self, stream: TextStream | None) -> None:
+        self.stream = stream
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprobs] = []
+        self.finish_reason: str | None = None
+        self.stop_reason: str | int | None = None
+
+
+class Live:
+    """A request on its way, and what there is of its continuations."""
+
+    def __init__(self, request: Request, prompt: str | None, tokenizer: Tokenizer | None) -> None:
+        self.request, self.prompt = request, prompt
+        ids, stops = request.prompt_token_ids, request.params.stop
+        self._branches = [
+            _Continuation(None if tokenizer is None else TextStream(tokenizer, ids, stops)) for _ in range(request.params.n)
+        ]
+        self._begun = False
+
+    @property
+    def finished(self) -> bool:
+        """True once every continuation has ended."""
+        return all(branch.finish_reason is not None for branch in self._branches)
+
+    def advance(self, core: EngineCore, event: TokenEvent) -> RequestDelta:
+        """Take an event. A continuation that a stop string ends is ended in the core too."""
+        branch, params = self._branches[event.branch], self.request.params
+        text = self._write(branch, event)
+        branch.token_ids += event.token_ids
+        branch.logprobs += event.logprobs
+        branch.finish_reason = None if event.finish_reason is None else str(event.finish_reason)
+        if branch.stream is not None and branch.stream.stopped:
+            branch.finish_reason, branch.stop_reason = str(FinishReason.STOP), branch.stream.matched
+            if event.finish_reason is None:
+                core.abort(event.request_id, event.branch)
+        elif event.finish_reason is FinishReason.STOP:
+            branch.stop_reason = event.token_ids[-1]
+        delta = CompletionDelta(
+            index=event.branch,
+            text=text,
+            token_ids=event.token_ids,
+            finish_reason=branch.finish_reason,
+            stop_reason=branch.stop_reason,
+            logprobs=event.logprobs if params.logprobs is not None else None,
+        )
+        return self._delta(core, delta)
+
+    def _delta(self, core: EngineCore, delta: CompletionDelta) -> RequestDelta:
+        first, self._begun = not self._begun, True
+        return RequestDelta(
+            request_id=self.request.request_id,
+            prompt_token_ids=list(self.request.prompt_token_ids) if first else [],
+            outputs=(delta,),
+            num_cached_tokens=self.request.num_cached_tokens,
+            prompt_logprobs=self._prompt_logprobs() if first else None,
+            explanation=core.scheduler.explain(self.request.request_id) if first else None,
+            cache_report=self.request.cache_report if self.finished else None,
+            finished=self.finished,
+        )
+
+    def _write(self, branch: _Continuation, event: TokenEvent) -> str:
+        if branch.stream is None:
+            return ""
+        params, tokens, last = self.request.params, event.token_ids, event.finish_reason is not None
+        may_stop = len(branch.token_ids) + len(tokens) > params.min_tokens
+        # The token that ends a text is not part of it.
+        if event.finish_reason is FinishReason.STOP and self._ends(tokens[-1]):
+            tokens = tokens[:-1]
+        return branch.stream.push(tokens, last=last, may_stop=may_stop)
+
+    def _ends(self, token: int) -> bool:
+        ends_text = token in self.request.eos_token_ids and not self.request.params.ignore_eos
+        return ends_text or token in self.request.params.stop_token_ids
+
+    def _prompt_logprobs(self) -> tuple[TokenLogprobs | None, ...] | None:
+        return None if self.request.params.prompt_logprobs is None else (None, *self.request.scored)
+
+    def output(self) -> RequestOutput:
+        """What there is now."""
+        asked, scored = self.request.params.logprobs is not None, self._prompt_logprobs()
+        completions = [
+            CompletionOutput(
+                index=index,
+                text="" if branch.stream is None else branch.stream.text,
+                token_ids=list(branch.token_ids),
+                finish_reason=branch.finish_reason,
+                stop_reason=branch.stop_reason,
+                logprobs=list(branch.logprobs) if asked else None,
+            )
+            for index, branch in enumerate(self._branches)
+        ]
+        return RequestOutput(
+            request_id=self.request.request_id,
+            prompt=self.prompt,
+            prompt_token_ids=list(self.request.prompt_token_ids),
+            outputs=completions,
+            num_cached_tokens=self.request.num_cached_tokens,
+            prompt_logprobs=None if scored is None else list(scored),
+            cache_report=self.request.cache_report if self.finished else None,
+            finished=self.finished,
+        )
