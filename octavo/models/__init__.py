@@ -1,1 +1,1 @@
-"""Model families, one file of data each. Torch-free; ``octavo.spec.hf.find_families`` finds every module with a ``FAMILY``."""
+"""Model families, files of data. Torch-free; ``octavo.spec.hf.find_families`` finds what is called ``FAMILY`` or ``FAMILIES``."""

@@ -1,22 +1,28 @@
 """What several families' files say alike: layer lists from ``layer_types``, refusals, tensor names. Torch-free.
 
-Owns no family. Knows the two layer types that Transformers calls ``full_attention`` and ``sliding_attention``.
+Owns no family. Knows the layer types that Transformers gives names to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-from octavo.base import UnsupportedError
+from octavo.base import ConfigError, UnsupportedError
 from octavo.kinds.full.spec import FullAttention
 from octavo.kinds.sliding.spec import SlidingWindow
-from octavo.spec.family import Rename
-from octavo.spec.kind import Config, Kind, LayerSpec
+from octavo.spec.family import Family, Rename
+from octavo.spec.kind import PLANNING, Config, Kind, LayerSpec, count
 
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING, CHUNKED, LINEAR = "full_attention", "sliding_attention", "chunked_attention", "linear_attention"
+
+OLD_TYPES: Final = {"attention": FULL, "mamba": LINEAR}
+"""Layer types by the names that older configs have for them."""
 
 DECODER = "octavo.nn.decoder:Decoder"
+
+Mixers = tuple[tuple[str, type[Kind]], ...]
+"""(module name in the checkpoint, kind) of everything that mixes tokens in a layer; empty where nothing does."""
 
 IGNORED = (r".*\.rotary_emb\.inv_freq",)
 """Tensors that old checkpoints carry and that follow from the config."""
@@ -35,7 +41,12 @@ GGUF_NAMES: tuple[Rename, ...] = (
 
 
 def refuse(config: Config, fields: Mapping[str, Iterable[Any]]) -> None:
-    """Raise UnsupportedError for the first field whose value is neither absent nor among those that are no change at all."""
+    """Raise UnsupportedError for the first field whose value is neither absent nor among those that are no change at all.
+
+    Not for planning: fields that change computation change no cache.
+    """
+    if config.get(PLANNING):
+        return
     for name, harmless in fields.items():
         value = config.get(name)
         if value is not None and value not in tuple(harmless):
@@ -43,19 +54,57 @@ def refuse(config: Config, fields: Mapping[str, Iterable[Any]]) -> None:
 
 
 def typed_layers(config: Config) -> tuple[LayerSpec, ...]:
-    """One mixer ``self_attn`` per layer, by ``config["layer_types"]``; entries past the layer count are not layers."""
-    count, types = int(config["num_hidden_layers"]), config["layer_types"]
-    if len(types) < count:
-        raise UnsupportedError(f"layer_types names {len(types)} layers, num_hidden_layers says {count}")
-    return tuple(LayerSpec(index=index, mixers=(("self_attn", _kind(config, types, index)),)) for index in range(count))
+    """One mixer ``self_attn`` per layer, full or sliding by ``config["layer_types"]``."""
+    return layers_by_type(config, {FULL: (("self_attn", FullAttention),), SLIDING: (("self_attn", SlidingWindow),)})
 
 
-def _kind(config: Config, types: Sequence[str], index: int) -> Kind:
-    if types[index] == FULL:
-        return FullAttention.from_hf(config, index)
-    if types[index] == SLIDING:
-        return SlidingWindow.from_hf(config, index)
-    raise UnsupportedError(f"layer_types[{index}] {types[index]!r} is not supported; supported: {FULL}, {SLIDING}")
+def layers_by_type(config: Config, mixers: Mapping[str, Mixers], *, field: str = "layer_types") -> tuple[LayerSpec, ...]:
+    """The layers that ``config[field]`` names; entries past the layer count, of layers for drafting, are not layers.
+
+    mixers: layer type -> what mixes tokens in such a layer. Raises ConfigError where a layer has no type, UnsupportedError
+    where its type is none of these.
+    """
+    layers = count(config, "num_hidden_layers")
+    types = config.get(field)
+    if not isinstance(types, list | tuple):
+        raise ConfigError(f"{field} must be a list, not {types!r}")
+    if len(types) < layers:
+        raise ConfigError(f"{field} names {len(types)} layers, num_hidden_layers says {layers}")
+    made = []
+    for index, name in enumerate(types[:layers]):
+        found = mixers.get(OLD_TYPES.get(name, name) if isinstance(name, str) else "")
+        if found is None:
+            raise UnsupportedError(f"{field}[{index}] {name!r} is not supported; supported: {', '.join(mixers)}")
+        made.append(LayerSpec(index=index, mixers=tuple((mixer, kind.from_hf(config, index)) for mixer, kind in found)))
+    return tuple(made)
+
+
+def every(config: Config, period: int, rare: str, other: str) -> list[str]:
+    """Layer types in which every ``period``-th layer is ``rare``. Raises ConfigError unless the period is positive."""
+    if not isinstance(period, int) or period < 1:
+        raise ConfigError(f"the period of {rare} layers must be a whole number of at least 1, not {period!r}")
+    return [other if (index + 1) % period else rare for index in range(count(config, "num_hidden_layers"))]
+
+
+def planned(
+    name: str,
+    *,
+    defaults: Mapping[str, Any],
+    parameters: Callable[[Config], int] | None,
+    spell: Callable[[dict[str, Any]], Mapping[str, Any]] = dict,
+    layers: Callable[[Config], tuple[LayerSpec, ...]] = typed_layers,
+    aliases: tuple[str, ...] = (),
+) -> Family:
+    """A family that can be planned for but not run yet.
+
+    spell: entries to add to the config with its defaults filled in: what the file leaves to be derived.
+    """
+
+    def normalize(config: Config) -> Config:
+        full = {**defaults, **config}
+        return {**full, **spell(full)}
+
+    return Family(name=name, model_types=(name, *aliases), normalize=normalize, layers=layers, parameters=parameters)
 
 
 def gguf_config(metadata: Mapping[str, Any], keys: Mapping[str, str], known: Iterable[str]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from octavo.base import UnsupportedError
 from octavo.models.common import DECODER, FULL, GGUF_KEYS, GGUF_NAMES, IGNORED, SLIDING, gguf_config, refuse, typed_layers
 from octavo.spec.decoder import DecoderOptions
 from octavo.spec.family import Family, GGUFRules
-from octavo.spec.kind import Config
+from octavo.spec.kind import Config, count
 
 DEFAULTS: Final = {
     "vocab_size": 262208,
@@ -40,7 +40,7 @@ def normalize(config: Config) -> Config:
     if not full.get("layer_types"):
         # Transformers itself reads only the first spelling; configs on the Hub carry either, and 6 where it matters.
         pattern = int(full.get("sliding_window_pattern") or full.get("_sliding_window_pattern") or 6)
-        full["layer_types"] = [SLIDING if (index + 1) % pattern else FULL for index in range(full["num_hidden_layers"])]
+        full["layer_types"] = [SLIDING if (index + 1) % pattern else FULL for index in range(count(full, "num_hidden_layers"))]
     full["rope_parameters"] = _rope(config)
     return full
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 from octavo.models.common import DECODER, FULL, IGNORED, SLIDING, typed_layers
 from octavo.spec.decoder import DecoderOptions
 from octavo.spec.family import Family
-from octavo.spec.kind import Config
+from octavo.spec.kind import Config, count
 
 DEFAULTS: Final = {
     "vocab_size": 151936,
@@ -40,7 +40,7 @@ def normalize(config: Config) -> Config:
         full["sliding_window"] = None
     if not full.get("layer_types"):
         first = full["max_window_layers"] if full["sliding_window"] is not None else full["num_hidden_layers"]
-        full["layer_types"] = [SLIDING if index >= first else FULL for index in range(full["num_hidden_layers"])]
+        full["layer_types"] = [SLIDING if index >= first else FULL for index in range(count(full, "num_hidden_layers"))]
     return full
 
 

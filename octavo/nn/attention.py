@@ -43,8 +43,10 @@ class Attention(nn.Module):
         v = self.v_proj(hidden).view(-1, params.num_kv_heads, params.head_dim)
         if params.qk_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        key = (params.rope, params.head_dim, hidden.dtype)
-        cos, sin = step.shared(key, lambda: tables(params.rope, params.head_dim, step.positions, hidden.dtype))
+        rope = params.rope
+        assert rope is not None, "a spec for planning has no layers"
+        key = (rope, params.head_dim, hidden.dtype)
+        cos, sin = step.shared(key, lambda: tables(rope, params.head_dim, step.positions, hidden.dtype))
         return rotate(q, cos, sin), rotate(k, cos, sin), v
 
     def forward(self, hidden: Tensor, step: Step, caches: Caches) -> Tensor:

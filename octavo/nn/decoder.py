@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from octavo.base import UnsupportedError
 from octavo.nn.mlp import MLP
 from octavo.nn.norm import RMSNorm
 from octavo.nn.step import Caches, Mixer, Step
@@ -24,14 +25,18 @@ LayerCaches = Mapping[tuple[int, str], Caches]
 """Streams of every (layer, mixer)."""
 
 
-def resolve(path: str) -> Any:
-    """The object that ``module:name`` names."""
+def resolve(path: str | None) -> Any:
+    """The object that ``module:name`` names. Raises UnsupportedError for None: what can be planned for but not run."""
+    if path is None:
+        raise UnsupportedError("the model can be planned but not run yet")
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)
 
 
 def build_mixer(kind: Kind, dtype: torch.dtype, device: torch.device | str) -> nn.Module:
     """The torch layer of a kind."""
+    if kind.layer is None:
+        raise UnsupportedError(f"kind {kind.name!r} can be planned but not run yet")
     return cast(nn.Module, resolve(kind.layer)(kind, dtype, device))
 
 
@@ -83,7 +88,10 @@ class Trunk(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Token ids in, logits of the tokens that are sampled out. ``tied`` maps absent weights to those that stand for them."""
+    """Token ids in, hidden states out; ``head`` makes logits of those that are wanted.
+
+    ``tied`` maps absent weights to those that stand for them.
+    """
 
     def __init__(self, spec: ModelSpec, *, dtype: torch.dtype, device: torch.device | str) -> None:
         super().__init__()
@@ -98,14 +106,18 @@ class Decoder(nn.Module):
         return {"lm_head.weight": "model.embed_tokens.weight"} if self.options.tied_embeddings else {}
 
     def forward(self, token_ids: Tensor, step: Step, caches: LayerCaches) -> Tensor:
-        """token_ids int64 [T] -> logits float32 [len(step.last), vocab]."""
+        """token_ids int64 [T] -> [T, d], what ``head`` takes."""
         hidden = self.model.embed_tokens(token_ids)
         if self.options.embed_scale != 1.0:
             # Transformers rounds the factor to the weights' dtype first.
             hidden = hidden * torch.tensor(self.options.embed_scale, dtype=hidden.dtype, device=hidden.device)
         for layer in self.model.layers:
             hidden = layer(hidden, step, caches)
-        hidden = self.model.norm(hidden.index_select(0, step.last))
+        return hidden
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Final norm and head of any rows: [n, d] -> logits float32 [n, vocab], in memory of its own."""
+        hidden = self.model.norm(hidden)
         head = self.model.embed_tokens.weight if self.options.tied_embeddings else self.lm_head.weight
         logits = F.linear(hidden, head).float()
         if self.options.logit_softcap is not None:

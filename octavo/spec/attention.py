@@ -7,10 +7,10 @@ live is what makes the kinds different.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from octavo.base import UnsupportedError
-from octavo.spec.kind import Config
+from octavo.base import ConfigError, UnsupportedError
+from octavo.spec.kind import PLANNING, Config, count
 from octavo.spec.law import Law
 from octavo.spec.rope import RopeParams, read_rope
 from octavo.spec.stream import CacheDtypes, Field, Stream
@@ -23,8 +23,8 @@ NormStyle = Literal["scale", "offset"]
 class AttentionParams:
     """One attention layer's shapes and numbers.
 
-    scale: factor of the scores. qk_norm: RMSNorm over each head of q and k, or None. bias, out_bias: of q/k/v and of o.
-    softcap: cap of the scores by ``softcap * tanh(score / softcap)``, or None.
+    scale: factor of the scores. rope: None where the parameters are for planning only. qk_norm: RMSNorm over each head of q and
+    k, or None. bias, out_bias: of q/k/v and of o. softcap: cap of the scores by ``softcap * tanh(score / softcap)``, or None.
     """
 
     hidden_size: int
@@ -32,7 +32,7 @@ class AttentionParams:
     num_kv_heads: int
     head_dim: int
     scale: float
-    rope: RopeParams
+    rope: RopeParams | None
     qk_norm: NormStyle | None = None
     norm_eps: float = 1e-6
     bias: bool = False
@@ -41,10 +41,10 @@ class AttentionParams:
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
-            raise UnsupportedError(
+            raise ConfigError(
                 f"num_attention_heads {self.num_heads} is not a multiple of num_key_value_heads {self.num_kv_heads}"
             )
-        if self.head_dim % 2:
+        if self.rope is not None and self.head_dim % 2:
             raise UnsupportedError(f"head_dim {self.head_dim} is odd; rotary embedding needs pairs")
 
 
@@ -53,15 +53,25 @@ def read_attention(config: Config, layer_type: str) -> AttentionParams:
 
     Beyond upstream keys the family sets ``qk_norm`` (a ``NormStyle`` or None). Raises UnsupportedError naming the field.
     """
-    heads = int(config["num_attention_heads"])
-    head_dim = int(config.get("head_dim") or config["hidden_size"] // heads)
+    heads, hidden_size = count(config, "num_attention_heads"), count(config, "hidden_size")
+    if config.get("head_dim") is None and hidden_size % heads:
+        raise ConfigError(
+            f"hidden_size {hidden_size} is not a multiple of num_attention_heads {heads}, and head_dim is not given"
+        )
+    head_dim = count({"head_dim": hidden_size // heads, **_given(config, "head_dim")}, "head_dim")
+    kv_heads = count({"num_key_value_heads": heads, **_given(config, "num_key_value_heads")}, "num_key_value_heads")
+    scale = float(config.get("query_pre_attn_scalar") or head_dim) ** -0.5
+    if config.get(PLANNING):
+        return AttentionParams(
+            hidden_size=hidden_size, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, scale=scale, rope=None
+        )
     bias = bool(config.get("attention_bias", False))
     return AttentionParams(
-        hidden_size=int(config["hidden_size"]),
+        hidden_size=hidden_size,
         num_heads=heads,
-        num_kv_heads=int(config.get("num_key_value_heads") or heads),
+        num_kv_heads=kv_heads,
         head_dim=head_dim,
-        scale=float(config.get("query_pre_attn_scalar") or head_dim) ** -0.5,
+        scale=scale,
         rope=read_rope(config, layer_type),
         qk_norm=config.get("qk_norm"),
         norm_eps=float(config["rms_norm_eps"]),
@@ -69,6 +79,10 @@ def read_attention(config: Config, layer_type: str) -> AttentionParams:
         out_bias=bias,
         softcap=config.get("attn_logit_softcapping"),
     )
+
+
+def _given(config: Config, name: str) -> dict[str, Any]:
+    return {} if config.get(name) is None else {name: config[name]}
 
 
 def kv_stream(params: AttentionParams, law: Law, dtypes: CacheDtypes) -> Stream:

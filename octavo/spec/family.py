@@ -45,15 +45,20 @@ class GGUFRules:
     minus_one: str | None = None
 
 
+def _no_options(config: Config) -> Mapping[str, Any]:
+    return {}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Family:
     """One model family.
 
     model_types: values of ``model_type`` (of the text part) that it reads.
-    normalize: config with the class defaults filled in and the family's quirks as explicit keys; refuses what octavo cannot
-        run with UnsupportedError naming the field.
-    layers, options: from the normalized config, the layer list and what ``module`` needs beyond it.
-    module: ``module:Class`` of the torch model: ``Class(spec, dtype=, device=)``.
+    normalize: config with the class defaults filled in and the family's quirks as explicit keys; refuses, unless it is for
+        ``PLANNING``, what octavo cannot run with UnsupportedError naming the field.
+    layers, parameters: from the normalized config, the layer list and the number of weights of the text model.
+    module: ``module:Class`` of the torch model: ``Class(spec, dtype=, device=)``. None: memory can be planned for the family,
+        but it cannot be run, and what follows is empty. options: what ``module`` needs beyond the layers.
     names: checkpoint tensor name -> module name. ignored: patterns of checkpoint tensors that are not weights of the text
     model.
     """
@@ -62,9 +67,10 @@ class Family:
     model_types: tuple[str, ...]
     normalize: Callable[[Config], Config]
     layers: Callable[[Config], tuple[LayerSpec, ...]]
-    options: Callable[[Config], Mapping[str, Any]]
-    module: str
-    names: tuple[Rename, ...]
+    parameters: Callable[[Config], int] | None = None
+    module: str | None = None
+    options: Callable[[Config], Mapping[str, Any]] = _no_options
+    names: tuple[Rename, ...] = ()
     ignored: tuple[str, ...] = ()
     gguf: GGUFRules | None = None
 

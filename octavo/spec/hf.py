@@ -17,7 +17,7 @@ from typing import Any
 
 from octavo.base import ConfigError, UnsupportedError
 from octavo.spec.family import Families, Family
-from octavo.spec.kind import Config, Kind, ModelSpec
+from octavo.spec.kind import PLANNING, Config, Kind, ModelSpec, count
 
 PLUGIN_GROUP = "octavo.plugins"
 """Entry point group. A plugin is a module with ``FAMILIES`` (tuple of Family) and ``KINDS`` (tuple of Kind classes), or
@@ -55,7 +55,7 @@ def find_families(plugins: Iterable[ModuleType | str] = ()) -> Families:
     extra = [entry.load() for entry in entry_points(group=PLUGIN_GROUP)]
     extra += [importlib.import_module(plugin) if isinstance(plugin, str) else plugin for plugin in plugins]
     families = [module.FAMILY for module in own if hasattr(module, "FAMILY")]
-    families += [family for module in extra for family in getattr(module, "FAMILIES", ())]
+    families += [family for module in (*own, *extra) for family in getattr(module, "FAMILIES", ())]
     kinds: list[type[Kind]] = list(importlib.import_module("octavo.kinds").find_kinds())
     kinds += [kind for module in extra for kind in getattr(module, "KINDS", ())]
     return Families(tuple(families), tuple(kinds))
@@ -77,20 +77,42 @@ def family_of(config: Config, families: Families) -> Family:
     return families.for_model_type(model_type)
 
 
-def read_spec(config: Config, *, families: Families | None = None) -> ModelSpec:
-    """Layers, kinds and options of the model a config describes. Raises UnsupportedError naming the field it cannot run."""
+def read_spec(config: Config, *, families: Families | None = None, planning: bool = False) -> ModelSpec:
+    """Layers, kinds and options of the model a config describes.
+
+    planning: read only what decides memory, also of models that octavo cannot run; the spec has no options then.
+    Raises UnsupportedError naming the model_type, or the field that cannot be run, ConfigError naming a field that is wrong.
+    """
     family = family_of(config, find_families() if families is None else families)
     text = text_config(config)
+    if not planning:
+        _check_runs(text, family)
+    normal = family.normalize({**text, PLANNING: planning})
+    spec = ModelSpec(
+        family=family.name,
+        layers=family.layers(normal),
+        vocab_size=count(normal, "vocab_size"),
+        max_model_len=count(normal, "max_position_embeddings"),
+        options={} if planning else dict(family.options(normal)),
+        parameters=family.parameters(normal) if planning and family.parameters else None,
+    )
+    if not planning:
+        _check_kinds_run(spec)
+    return spec
+
+
+def _check_runs(text: Config, family: Family) -> None:
+    if family.module is None:
+        raise UnsupportedError(f"model_type {text.get('model_type')!r} can be planned but not run yet")
     if text.get("quantization_config"):
         method = text["quantization_config"].get("quant_method", "unknown")
         raise UnsupportedError(
             f"quantization_config (quant_method {method!r}) is not supported; give an unquantised checkpoint or a GGUF file"
         )
-    normal = family.normalize(text)
-    return ModelSpec(
-        family=family.name,
-        layers=family.layers(normal),
-        vocab_size=int(normal["vocab_size"]),
-        max_model_len=int(normal["max_position_embeddings"]),
-        options=dict(family.options(normal)),
-    )
+
+
+def _check_kinds_run(spec: ModelSpec) -> None:
+    for layer in spec.layers:
+        for mixer, kind in layer.mixers:
+            if kind.layer is None:
+                raise UnsupportedError(f"layer {layer.index} ({mixer}) is of kind {kind.name!r}, planned for but not run yet")

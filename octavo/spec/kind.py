@@ -10,12 +10,25 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Final, Self
 
+from octavo.base import ConfigError
 from octavo.spec.stream import CacheDtypes, Stream
 
 Config = Mapping[str, Any]
 """A ``config.json`` as a mapping, ``text_config`` already unfolded."""
+
+PLANNING: Final = "octavo.planning"
+"""Key that ``read_spec`` adds to a config: True where the spec is for planning memory only. What concerns how a model computes
+(rotation, activation, scales) is then neither read nor refused."""
+
+
+def count(config: Config, name: str, least: int = 1) -> int:
+    """The whole number ``config[name]``. Raises ConfigError naming the field where it is missing, no number or too small."""
+    value = config.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(f"{name} must be a whole number of at least {least}, not {value!r}")
+    return value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,11 +38,12 @@ class Kind(ABC):
     name: ClassVar[str]
     """Unique, lower case; the name of the kind's folder."""
 
-    layer: ClassVar[str]
-    """``module:Class`` of the torch layer: ``Class(kind, dtype, device)``; imported only when a model is built."""
+    layer: ClassVar[str | None] = None
+    """``module:Class`` of the torch layer: ``Class(kind, dtype, device)``; imported only when a model is built. None: the kind
+    can be planned for, but not run."""
 
-    reference: ClassVar[str]
-    """``module:function`` of the slow dense oracle: whole sequence in, whole sequence out, no cache."""
+    reference: ClassVar[str | None] = None
+    """``module:function`` of the slow dense oracle: whole sequence in, whole sequence out, no cache. None as ``layer``."""
 
     @classmethod
     @abstractmethod
@@ -64,6 +78,7 @@ class ModelSpec:
     """What octavo knows of a model before any weight is read.
 
     hash_unit: tokens per prefix-cache hash: hit granularity, never a function of a state's size.
+    parameters: weights of the text model, every expert counted; None where the family does not say, or outside planning.
     options: what the family's torch module needs beyond the layers (norm placement, activation, scales).
     """
 
@@ -72,4 +87,5 @@ class ModelSpec:
     vocab_size: int
     max_model_len: int
     hash_unit: int = 16
+    parameters: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict)

@@ -16,7 +16,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from octavo.nn.decoder import resolve
+from octavo.base import UnsupportedError
+from octavo.kinds.full.spec import FullAttention
+from octavo.nn.decoder import build_mixer, resolve
 from octavo.runner.arena import Arena
 from octavo.spec.hf import find_families
 from octavo.spec.kind import Kind, LayerSpec, ModelSpec
@@ -34,10 +36,21 @@ def all_kinds() -> tuple[type[Kind], ...]:
     return find_families([module for module in modules if hasattr(module, "KINDS")]).kinds
 
 
+PLANNED_ONLY = "the kind can be planned for but not run yet: it has no layer and no reference"
 EXAMPLES = [pytest.param(kind, id=f"{kind.name}-{number}") for cls in all_kinds() for number, kind in enumerate(cls.examples())]
 LENGTH = 45
 FLOAT32 = CacheDtypes(kv="float32")
 every_example = pytest.mark.parametrize("kind", EXAMPLES)
+every_runnable_example = pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(
+            *example.values, id=example.id, marks=pytest.mark.skipif(example.values[0].layer is None, reason=PLANNED_ONLY)
+        )
+        for example in EXAMPLES
+    ],
+)
+QUANTISED = CacheDtypes(kv="float8_e4m3fn", indexer="float4_e2m1fn_x2", state="bfloat16")
 
 
 def streams_stride(kind: Kind) -> int:
@@ -66,6 +79,21 @@ def test_is_frozen_hashable_data_with_equal_streams(kind: Kind) -> None:
     assert len({stream.name for stream in kind.streams(FLOAT32)}) == len(kind.streams(FLOAT32))
     with pytest.raises((FrozenInstanceError, AttributeError)):
         kind.name_of_nothing = 1  # type: ignore[attr-defined]
+
+
+@every_example
+def test_quantised_caches_are_no_larger_and_keep_what_they_keep(kind: Kind) -> None:
+    """Dtypes change the layout of entries, never which there are nor for how long."""
+    wide, narrow = kind.streams(CacheDtypes()), kind.streams(QUANTISED)
+    assert [(s.name, s.law, s.stride) for s in wide] == [(s.name, s.law, s.stride) for s in narrow]
+    assert all(w.law.reads_before_writing or n.entry_bytes < w.entry_bytes for w, n in zip(wide, narrow, strict=True))
+
+
+@every_example
+def test_fields_have_names_of_their_own_and_one_dtype_where_nothing_is_quantised(kind: Kind) -> None:
+    for stream in kind.streams(FLOAT32):
+        assert len({field.name for field in stream.fields}) == len(stream.fields) > 0
+        assert {field.dtype for field in stream.fields} == {"float32"}
 
 
 @every_example
@@ -107,7 +135,7 @@ def test_bytes_of_fields_equal_strides_of_views(kind: Kind, dtype: str) -> None:
             assert end <= group.format.page_bytes <= group.page_units * layout.arena.unit_bytes
 
 
-@every_example
+@every_runnable_example
 @pytest.mark.parametrize("seed", range(4))
 def test_any_chunking_equals_the_reference(kind: Kind, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -123,7 +151,7 @@ def test_any_chunking_equals_the_reference(kind: Kind, seed: int) -> None:
         done += length
 
 
-@every_example
+@every_runnable_example
 def test_decoding_token_by_token_equals_the_reference(kind: Kind) -> None:
     bench = Bench(kind, (streams_stride(kind) * 4,), requests=1)
     hidden = hidden_of(bench.layer, LENGTH, 9)
@@ -131,7 +159,7 @@ def test_decoding_token_by_token_equals_the_reference(kind: Kind) -> None:
     close(torch.cat(outs), oracle(kind, bench.layer, hidden))
 
 
-@every_example
+@every_runnable_example
 @pytest.mark.parametrize("seed", range(3))
 def test_mixed_batches_equal_the_reference(kind: Kind, seed: int) -> None:
     rng = np.random.default_rng(100 + seed)
@@ -152,7 +180,7 @@ def test_mixed_batches_equal_the_reference(kind: Kind, seed: int) -> None:
                 close(out, want)
 
 
-@every_example
+@every_runnable_example
 def test_the_bench_notices_a_lost_entry(kind: Kind) -> None:
     if not kind.streams(FLOAT32) or not any(stream.needs(20) for stream in kind.streams(FLOAT32)):
         pytest.skip("this example remembers nothing at token 20, so nothing can be lost")
@@ -170,4 +198,18 @@ def test_kinds_have_examples_that_differ() -> None:
     for cls in all_kinds():
         examples = cls.examples()
         assert len(set(examples)) == len(examples) > 0
-        assert all(make_layer(kind).hidden_size > 0 for kind in examples)
+        assert cls.layer is None or all(make_layer(kind).hidden_size > 0 for kind in examples)
+
+
+def test_a_kind_has_both_layer_and_reference_or_neither() -> None:
+    for cls in all_kinds():
+        assert (cls.layer is None) == (cls.reference is None), cls.name
+
+
+def test_a_kind_without_a_layer_is_not_built() -> None:
+    class Unbuilt(FullAttention):
+        name = "unbuilt"
+        layer = None
+
+    with pytest.raises(UnsupportedError, match="kind 'unbuilt' can be planned but not run yet"):
+        build_mixer(Unbuilt.examples()[0], torch.float32, "cpu")

@@ -113,11 +113,8 @@ def test_gemma3_multimodal_tensor_names_of_both_ages() -> None:
         ({"model_type": "llama", "partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"model_type": "llama", "rope_interleaved": True}, "rope_interleaved"),
         ({"model_type": "llama", "layer_types": ["sliding_attention"] * 32}, "layer_types"),
-        ({"model_type": "llama", "num_attention_heads": 6, "num_key_value_heads": 4}, "num_key_value_heads"),
-        ({"model_type": "qwen3", "layer_types": ["full_attention"]}, "layer_types"),
         ({"model_type": "qwen3", "layer_types": ["linear_attention"] * 32}, "linear_attention"),
         ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "use_bidirectional_attention"),
-        ({"model_type": "gemma3_text", "sliding_window": None}, "sliding_window"),
         ({"model_type": "gemma3_text", "rope_parameters": {"rope_theta": 1.0}}, "rope_parameters.rope_theta"),
         ({"model_type": "gemma3_text", "hidden_activation": "swish"}, "swish"),
     ],
@@ -125,6 +122,28 @@ def test_gemma3_multimodal_tensor_names_of_both_ages() -> None:
 def test_refusals_name_the_field(config: dict[str, Any], named: str) -> None:
     with pytest.raises(UnsupportedError) as caught:
         read_spec(config, families=FAMILIES)
+    assert named in str(caught.value)
+
+
+@pytest.mark.parametrize("planning", [False, True])
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ({"model_type": "llama", "num_attention_heads": 6, "num_key_value_heads": 4, "head_dim": 8}, "num_key_value_heads"),
+        ({"model_type": "llama", "num_attention_heads": 0}, "num_attention_heads"),
+        ({"model_type": "llama", "num_attention_heads": 48}, "hidden_size 4096 is not a multiple of num_attention_heads 48"),
+        ({"model_type": "llama", "hidden_size": "4096"}, "hidden_size must be a whole number"),
+        ({"model_type": "llama", "max_position_embeddings": -1}, "max_position_embeddings"),
+        ({"model_type": "qwen3", "layer_types": ["full_attention"]}, "layer_types names 1 layers, num_hidden_layers says 32"),
+        ({"model_type": "qwen3", "layer_types": "full_attention"}, "layer_types"),
+        ({"model_type": "gemma3_text", "sliding_window": None}, "sliding_window"),
+        ({"model_type": "gemma3_text", "sliding_window": 0}, "sliding_window"),
+        ({"model_type": "gemma3_text", "num_hidden_layers": True}, "num_hidden_layers"),
+    ],
+)
+def test_wrong_values_are_named(config: dict[str, Any], named: str, planning: bool) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_spec(config, families=FAMILIES, planning=planning)
     assert named in str(caught.value)
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-from octavo.base import UnsupportedError
 from octavo.spec.attention import AttentionParams, kv_stream, read_attention
-from octavo.spec.kind import Config, Kind
+from octavo.spec.kind import Config, Kind, count
 from octavo.spec.law import Window
 from octavo.spec.rope import RopeParams
 from octavo.spec.stream import CacheDtypes, Stream
@@ -26,11 +25,8 @@ class SlidingWindow(Kind):
 
     @classmethod
     def from_hf(cls, config: Config, index: int) -> Self:
-        """Parameters of a ``sliding_attention`` layer. Raises UnsupportedError without a positive ``sliding_window``."""
-        window = config.get("sliding_window")
-        if not isinstance(window, int) or window < 1:
-            raise UnsupportedError(f"sliding_window {window!r} of layer {index} must be a positive number of tokens")
-        return cls(attention=read_attention(config, "sliding_attention"), window=window)
+        """Parameters of a ``sliding_attention`` layer. Raises ConfigError without a positive ``sliding_window``."""
+        return cls(attention=read_attention(config, "sliding_attention"), window=count(config, "sliding_window"))
 
     def streams(self, dtypes: CacheDtypes) -> tuple[Stream, ...]:
         """One stream ``kv`` of fields k and v, kept as long as the window reaches."""

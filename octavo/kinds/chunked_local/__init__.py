@@ -1,0 +1,1 @@
+"""Chunked local attention: every token sees its own chunk of the text up to itself."""

@@ -1,0 +1,1 @@
+"""DeepSeek sparse attention: latent attention over the tokens that an indexer picks."""

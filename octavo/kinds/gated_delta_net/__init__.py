@@ -1,0 +1,1 @@
+"""Gated delta net: a matrix per head, corrected by the delta rule and decayed by a gate."""

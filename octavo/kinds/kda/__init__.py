@@ -1,0 +1,1 @@
+"""Kimi delta attention: the delta rule with a decay per channel."""

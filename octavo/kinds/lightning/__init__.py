@@ -1,0 +1,1 @@
+"""Lightning attention: linear attention with a fixed decay per head."""

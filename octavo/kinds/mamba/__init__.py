@@ -1,0 +1,1 @@
+"""Mamba: a selective state space with a state per channel."""

@@ -1,0 +1,1 @@
+"""RG-LRU: a gated linear recurrence with one number per channel."""
