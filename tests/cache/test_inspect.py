@@ -20,6 +20,7 @@ from octavo.cache.manager import KVCacheManager
 from octavo.memory.layout import ArenaLayout
 from octavo.memory.page import Moves
 from octavo.sched.scheduler import Scheduler
+from octavo.sched.step import StepResult
 from octavo.sim.world import CALM, World
 from tests.cache.drive import gemma_layout, make_request, run
 
@@ -222,3 +223,19 @@ def test_a_snapshot_is_json() -> None:
     again = json.loads(json.dumps(snapshot, default=vars))
     assert again == json.loads(json.dumps(asdict(snapshot)))
     assert again["slabs"]["states"] == list(snapshot.slabs.states) and any(again["slabs"]["states"])
+
+
+def test_pages_that_forks_share_count_once_in_the_arena_and_for_each_request() -> None:
+    scheduler = Scheduler(gemma_layout(), max_num_batched_tokens=2048, max_num_seqs=4)
+    source = make_request("one", range(1000), max_tokens=50)
+    scheduler.add(source)
+    plan = scheduler.schedule()
+    assert plan is not None
+    before = inspect(scheduler.cache)
+    fork = source.fork(1)
+    scheduler.commit(StepResult(step=plan.step, tokens={"one": 7}))
+    assert scheduler.cache.fork(source, fork)
+    after = inspect(scheduler.cache)
+    assert [one.request_id for one in after.requests] == ["one", fork.request_id]
+    assert after.requests[0].groups == after.requests[1].groups
+    assert [group.held for group in after.groups] == [group.held for group in before.groups] == [9, 16]
