@@ -1,6 +1,7 @@
 """Options of an engine, checked in one place.
 
-Owns ``EngineConfig`` and the reading of sizes such as ``2GiB``. Knows names and ranges only: no model, no device, no memory.
+Owns ``EngineConfig``, and the reading and writing of sizes such as ``2GiB``. Knows names and ranges only: no model, no device,
+no memory.
 """
 
 from __future__ import annotations
@@ -18,6 +19,15 @@ SIZE_UNITS = MappingProxyType(
     {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 )
 """Bytes of every unit that a size may be written in, upper case."""
+
+
+def format_size(count: float) -> str:
+    """Bytes as people read them: ``16.9 MiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.1f} {unit}" if unit != "B" else f"{count:.0f} B"
+        count /= 1024
+    return f"{count:.1f} TiB"
 
 
 def parse_size(value: int | str, name: str) -> int:

@@ -11,18 +11,8 @@ from typing import Any
 from rich.table import Table
 
 from octavo.cache.report import CacheReport
+from octavo.config import format_size
 from octavo.engine.outputs import RequestOutput
-
-UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-
-
-def size(count: float) -> str:
-    """Bytes as people read them: ``16.9 MiB``."""
-    for unit in UNITS[:-1]:
-        if count < 1024:
-            return f"{count:.1f} {unit}" if unit != "B" else f"{count:.0f} B"
-        count /= 1024
-    return f"{count:.1f} {UNITS[-1]}"
 
 
 def table(report: CacheReport) -> Table:
@@ -37,11 +27,11 @@ def table(report: CacheReport) -> Table:
             str(len(group.layers)),
             group.law,
             f"{group.blocks:,} × {group.block_tokens:,}",
-            size(group.bytes),
-            size(group.uniform_bytes),
+            format_size(group.bytes),
+            format_size(group.uniform_bytes),
         )
     made.add_section()
-    made.add_row("all", "", "", size(report.bytes), size(report.uniform_bytes), style="bold")
+    made.add_row("all", "", "", format_size(report.bytes), format_size(report.uniform_bytes), style="bold")
     return made
 
 
@@ -52,7 +42,7 @@ def notes(report: CacheReport, prompt_tokens: int) -> str:
     else:
         saved = "no less than one uniform cache: too few tokens yet for anything to be let go"
     return (
-        f"{saved}; at most {size(report.peak_bytes)} held at any step\n"
+        f"{saved}; at most {format_size(report.peak_bytes)} held at any step\n"
         f"{report.cached_tokens:,} of {prompt_tokens:,} prompt tokens came from the prefix cache"
     )
 

@@ -19,7 +19,8 @@ from octavo.cache.report import CacheReport, GroupReport
 from octavo.cli import demo
 from octavo.cli import sim as sim_command
 from octavo.cli.main import main
-from octavo.cli.report import notes, size, table
+from octavo.cli.report import notes, table
+from octavo.config import format_size
 from octavo.sim import world
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -105,7 +106,7 @@ def test_python_dash_m() -> None:
 
 @pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (3 << 30, "3.0 GiB")])
 def test_sizes(count: int, text: str) -> None:
-    assert size(count) == text
+    assert format_size(count) == text
 
 
 def test_the_report_puts_what_was_held_beside_a_uniform_cache() -> None:
