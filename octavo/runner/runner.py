@@ -5,6 +5,9 @@ Owns the model and its arena. Knows plans and layouts; knows no requests beyond 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,9 +18,11 @@ from octavo.nn.step import Step
 from octavo.ops.paged import CacheView, FieldView
 from octavo.runner.arena import Arena
 from octavo.runner.batch import make_group, make_step
-from octavo.runner.sampler import sample
+from octavo.runner.logits import adjust, slices
+from octavo.runner.logprobs import token_logprobs
+from octavo.runner.sampler import Choice, sample
 from octavo.runner.weights import Weights, fill
-from octavo.sched.step import StepPlan, StepResult
+from octavo.sched.step import StepPlan, StepResult, TokenLogprobs
 from octavo.spec.family import Family
 from octavo.spec.kind import ModelSpec
 
@@ -66,25 +71,60 @@ class Runner:
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
-        """Run one step: copies first and in order, then the model, then a token for every request that samples."""
-        logits = self.logits(plan)
-        rows = [i for i, wanted in enumerate(plan.samples) if wanted]
-        tokens = sample(
+        """Run one step: copies first and in order, then the model, then a token for every request that samples and its forks.
+
+        Requests that neither sample nor want logprobs of their prompt cost no head.
+        """
+        hidden, step = self._run(plan)
+        scored = self._score(plan, hidden)
+        rows = np.flatnonzero(plan.samples).tolist()
+        if not rows:
+            return StepResult(step=plan.step, tokens={}, scored=scored)
+        logits, choices = self.model.head(hidden.index_select(0, step.last)), _choices(plan, rows)
+        reported = [choice for choice in choices if choice.params.logprobs is not None]
+        # Before anything changes the logits, and of the rows that ask only.
+        raw = torch.log_softmax(logits[[choice.row for choice in reported]], dim=1) if reported else None
+        row_of = {i: row for row, i in enumerate(rows)}
+        adjust(
             logits,
             [plan.sampling[i] for i in rows],
-            [plan.request_ids[i] for i in rows],
-            [int(plan.output_len[i]) for i in rows],
-            seed=self.seed,
+            history={row_of[i]: tokens for i, tokens in plan.history.items()},
+            barred={row_of[i]: tokens for i, tokens in plan.barred.items()},
         )
-        return StepResult(step=plan.step, tokens={plan.request_ids[i]: token for i, token in zip(rows, tokens, strict=True)})
+        made = sample(logits, choices, seed=self.seed)
+        tokens = {choice.request_id: token for choice, token in zip(choices, made, strict=True)}
+        return StepResult(step=plan.step, tokens=tokens, logprobs=_report(raw, reported, tokens), scored=scored)
 
     @torch.inference_mode()
     def logits(self, plan: StepPlan) -> Tensor:
         """Run one step without sampling: float32 [requests that sample, vocab]."""
+        hidden, step = self._run(plan)
+        return self.model.head(hidden.index_select(0, step.last))
+
+    def _run(self, plan: StepPlan) -> tuple[Tensor, Step]:
+        """Copies and layers: hidden states [T, d] of all tokens."""
         assert len(plan.groups) == len(self.layout.groups), "a plan speaks of the layout's groups, in order"
         self.arena.copy(plan.copies)
         token_ids, step = make_step(plan, self.device)
-        return self.model(token_ids, step, self._caches(plan, step))
+        return self.model(token_ids, step, self._caches(plan, step)), step
+
+    def _score(self, plan: StepPlan, hidden: Tensor) -> dict[str, list[TokenLogprobs]]:
+        """``plan.scored`` by request id. Logits exist for a slice of positions at a time, whatever requests these are of."""
+        if not plan.scored:
+            return {}
+        lengths = [len(tokens) for tokens in plan.scored.values()]
+        places = np.concatenate([plan.query_start[i] + np.arange(len(tokens)) for i, tokens in plan.scored.items()])
+        wanted = np.concatenate(list(plan.scored.values())).tolist()
+        counts = np.repeat([plan.sampling[i].prompt_logprobs or 0 for i in plan.scored], lengths).tolist()
+        index = torch.from_numpy(places.astype(np.int64)).to(self.device)
+        found: list[TokenLogprobs] = []
+        for part in slices(len(wanted), self.spec.vocab_size):
+            logits = self.model.head(hidden.index_select(0, index[part]))
+            found += token_logprobs(torch.log_softmax(logits, dim=1), wanted[part], counts[part])
+        ends = np.cumsum(lengths).tolist()
+        return {
+            plan.request_ids[i]: found[stop - length : stop] for i, stop, length in zip(plan.scored, ends, lengths, strict=True)
+        }
 
     def _caches(self, plan: StepPlan, step: Step) -> LayerCaches:
         batches = [
@@ -95,3 +135,23 @@ class Runner:
             where: {name: CacheView(fields=fields, batch=batches[group]) for name, (group, fields) in streams.items()}
             for where, streams in self._streams.items()
         }
+
+
+def _choices(plan: StepPlan, rows: Sequence[int]) -> list[Choice]:
+    """What is to be chosen from the logits of requests ``rows``: a token for each, and for each of its forks."""
+    choices = []
+    for row, i in enumerate(rows):
+        params, place, forks = plan.sampling[i], int(plan.output_len[i]), plan.forks.get(i, ())
+        assert not (forks and plan.branch[i]), "branch 0 forks"
+        for branch, name in enumerate((plan.request_ids[i], *forks), int(plan.branch[i])):
+            choices.append(Choice(row=row, request_id=name, params=params, place=place, branch=branch))
+    return choices
+
+
+def _report(raw: Tensor | None, reported: Sequence[Choice], tokens: Mapping[str, int]) -> dict[str, TokenLogprobs]:
+    """Logprobs of chosen tokens by request id. raw: those of all tokens, a row for each of ``reported``."""
+    if raw is None:
+        return {}
+    names = [choice.request_id for choice in reported]
+    found = token_logprobs(raw, [tokens[name] for name in names], [choice.params.logprobs or 0 for choice in reported])
+    return dict(zip(names, found, strict=True))

@@ -1,23 +1,41 @@
 """From logits to tokens, for a whole batch at once.
 
-Owns greedy choice, temperature, top-k and top-p. Every request draws from its own sequence: one number per generated token,
-from
-its seed (or the engine's and its id) and its count of output tokens, so a batch's other members never change what it draws.
+Owns greedy choice, temperature, min-p, top-k, top-p and the draw; what changes logits before is in ``runner/logits.py``. Every
+request draws from its own sequence: one number per generated token, from its seed and branch (or the engine's seed and its id)
+and its count of output tokens. Nothing that is computed for a row depends on which other rows there are, so a batch's other
+members never change what it draws.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
+from math import log
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from octavo.runner.logprobs import likeliest
 from octavo.sched.sampling import SamplingParams
 
-TOP_P_FIRST = 1024
-"""Tokens that a top-p cut looks at before it sorts the whole vocabulary."""
+WIDTHS = (64, 1024)
+"""Likeliest tokens that a cut looks at before it sorts the whole vocabulary."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """One token to be chosen from row ``row`` of the logits; several continuations of a prompt may choose from one row.
+
+    place: how many tokens the continuation has, which is the draw's place in its sequence.
+    """
+
+    row: int
+    request_id: str
+    params: SamplingParams
+    place: int
+    branch: int = 0
 
 
 def uniform(seed: int, stream: int, place: int) -> float:
@@ -29,64 +47,112 @@ def uniform(seed: int, stream: int, place: int) -> float:
     return float(np.random.Generator(bits).random())
 
 
-def draw(params: SamplingParams, engine_seed: int, request_id: str, output_len: int) -> float:
-    """The number that places a request's next token in its distribution."""
-    if params.seed is not None:
-        return uniform(params.seed, 0, output_len)
-    named = int.from_bytes(hashlib.blake2b(request_id.encode(), digest_size=8).digest(), "little")
-    return uniform(engine_seed, named | 1, output_len)
+def draw(choice: Choice, engine_seed: int) -> float:
+    """The number that places a choice in its distribution."""
+    if choice.params.seed is not None:
+        return uniform(choice.params.seed, choice.branch, choice.place)
+    named = int.from_bytes(hashlib.blake2b(choice.request_id.encode(), digest_size=8).digest(), "little")
+    return uniform(engine_seed, named | 1, choice.place)
 
 
-def sample(
-    logits: Tensor, params: Sequence[SamplingParams], request_ids: Sequence[str], output_len: Sequence[int], *, seed: int
-) -> list[int]:
-    """One token per row. logits: float32 [B, vocab]; the other sequences have length B. seed: the engine's."""
-    if not len(params):
+def sample(logits: Tensor, choices: Sequence[Choice], *, seed: int) -> list[int]:
+    """One token per choice. logits: float32 [B, vocab]. seed: the engine's."""
+    if not choices:
         return []
-    tokens = logits.argmax(dim=-1)
-    rows = [i for i, p in enumerate(params) if not p.greedy]
-    for cut in (False, True):
-        chosen = [i for i in rows if (params[i].top_k > 0 or params[i].top_p < 1) == cut]
-        if chosen:
-            points = [draw(params[i], seed, request_ids[i], int(output_len[i])) for i in chosen]
-            index = torch.tensor(chosen, device=logits.device)
-            part = logits.index_select(0, index)
-            part = part / part.new_tensor([params[i].temperature for i in chosen])[:, None]
-            given = [params[i] for i in chosen]
-            tokens[index] = _cut(part, given, points) if cut else _inverse(torch.softmax(part, dim=-1), points)
+    drawn = [i for i, choice in enumerate(choices) if not choice.params.greedy]
+    if len(drawn) == len(choices):
+        tokens = _draw_tokens(logits, choices, seed)
+    else:
+        tokens = logits.argmax(dim=1)[_index([choice.row for choice in choices], logits)]
+        if drawn:
+            tokens[_index(drawn, logits)] = _draw_tokens(logits, [choices[i] for i in drawn], seed)
     return [int(token) for token in tokens.tolist()]
 
 
-def _inverse(probabilities: Tensor, points: Sequence[float]) -> Tensor:
+def _index(values: Sequence[int], like: Tensor) -> Tensor:
+    return torch.tensor(values, dtype=torch.int64, device=like.device)
+
+
+def _draw_tokens(logits: Tensor, choices: Sequence[Choice], seed: int) -> Tensor:
+    """int64 [len(choices)]; none of them is greedy."""
+    params = [choice.params for choice in choices]
+    scaled = _scale(logits.index_select(0, _index([choice.row for choice in choices], logits)), params)
+    points = torch.tensor([draw(choice, seed) for choice in choices], dtype=torch.float64, device=logits.device)
+    vocab = logits.shape[1]
+    groups: dict[tuple[int, bool], list[int]] = {}
+    for i, one in enumerate(params):
+        groups.setdefault(_cut_of(one, vocab), []).append(i)
+    tokens = torch.empty(len(choices), dtype=torch.int64, device=logits.device)
+    for (width, limited), chosen in groups.items():
+        index = _index(chosen, logits)
+        part, given = scaled.index_select(0, index) if len(groups) > 1 else scaled, [params[i] for i in chosen]
+        if limited:
+            tokens[index] = _top_k(part, width, given, points[index])
+        elif width:
+            tokens[index] = _top_p(part, width, given, points[index])
+        else:
+            tokens[index] = _inverse(torch.softmax(part, dim=1), points[index])
+    return tokens
+
+
+def _cut_of(params: SamplingParams, vocab: int) -> tuple[int, bool]:
+    """(likeliest tokens to look at first, 0 for no cut; is there a top-k?), by the row's own parameters only: sums over another
+    number of tokens would be rounded otherwise."""
+    limited = 0 < params.top_k < vocab
+    if not limited and params.top_p == 1:
+        return 0, False
+    wanted = params.top_k if limited else WIDTHS[-1]
+    return min(vocab, next((width for width in WIDTHS if width >= wanted), vocab)), limited
+
+
+def _scale(part: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """Temperature, then min-p: float32 [B, vocab] with a largest value of 0 in every row. Overwrites ``part``."""
+    # Differences to the largest logit cannot overflow upwards, however cold it is.
+    part -= part.amax(dim=1, keepdim=True)
+    part /= part.new_tensor([one.temperature for one in params]).clamp(min=torch.finfo(part.dtype).tiny)[:, None]
+    rows = [i for i, one in enumerate(params) if one.min_p > 0]
+    if rows:
+        index = _index(rows, part)
+        least = part.new_tensor([log(params[i].min_p) for i in rows])[:, None]
+        some = part.index_select(0, index)
+        part.index_copy_(0, index, some.masked_fill(some < least, float("-inf")))
+    return part
+
+
+def _inverse(probabilities: Tensor, points: Tensor) -> Tensor:
     """Inverse transform sampling: the first place at which the running sum exceeds point * total. [B, n] -> int64 [B]."""
-    sums = probabilities.double().cumsum(dim=-1)
-    target = sums.new_tensor(points)[:, None] * sums[:, -1:]
-    place = torch.searchsorted(sums, target, right=True)[:, 0]
-    # Rounding may put the target behind the last token that has any probability.
-    last = (probabilities > 0).double().cumsum(dim=-1).argmax(dim=-1)
-    return torch.minimum(place, last)
+    sums = probabilities.double().cumsum(dim=1)
+    total = sums[:, -1:].contiguous()
+    place = torch.searchsorted(sums, points[:, None] * total, right=True)
+    # Rounding may put the target behind the last token that has any probability. Of NaN, any token will do.
+    return torch.minimum(place, torch.searchsorted(sums, total)).clamp(max=sums.shape[1] - 1)[:, 0]
 
 
-def _cut(scaled: Tensor, params: Sequence[SamplingParams], points: Sequence[float]) -> Tensor:
-    """Sample within the top-k, and within that the smallest set of likeliest tokens that reaches top-p."""
-    vocab = scaled.shape[1]
-    limits = [p.top_k if 0 < p.top_k < vocab else vocab for p in params]
-    width = min(vocab, max(TOP_P_FIRST, *(limit for limit in (*limits, 0) if limit < vocab)))
-    normal = torch.logsumexp(scaled, dim=-1, keepdim=True)
+def _nucleus(probabilities: Tensor, params: Sequence[SamplingParams]) -> tuple[Tensor, Tensor]:
+    """(the smallest set of likeliest tokens that reaches top-p, the rest 0; whether each row reaches it). Likeliest first."""
     # A rounded sum may reach 1 ahead of the last token, so 1 means no cut at all.
-    top_p = scaled.new_tensor([p.top_p if p.top_p < 1 else float("inf") for p in params])[:, None]
-    while True:
-        values, tokens = scaled.topk(width, dim=-1)
-        limit = scaled.new_tensor(limits)[:, None]
-        kept = torch.arange(width, device=scaled.device)[None] < limit
-        values = values.masked_fill(~kept, float("-inf"))
-        # With a top-k the nucleus is taken of what the top-k left; without, of the whole vocabulary.
-        total = torch.where(limit < vocab, torch.logsumexp(values, dim=-1, keepdim=True), normal)
-        probabilities = torch.exp(values - total)
-        before = probabilities.cumsum(dim=-1) - probabilities
-        reached = (limit < vocab) | (before[:, -1:] >= top_p)
-        if width == vocab or bool(reached.all()):
-            break
-        width = vocab
-    probabilities = probabilities.masked_fill((before >= top_p) & (before > 0), 0)
-    return tokens.gather(1, _inverse(probabilities, points)[:, None])[:, 0]
+    most = torch.tensor([one.top_p if one.top_p < 1 else 2.0 for one in params], device=probabilities.device).double()[:, None]
+    doubles = probabilities.double()
+    sums = doubles.cumsum(dim=1)
+    return probabilities.masked_fill(sums - doubles >= most, 0), sums[:, -1] >= most[:, 0]
+
+
+def _top_k(scaled: Tensor, width: int, params: Sequence[SamplingParams], points: Tensor) -> Tensor:
+    """Sample within the top-k, and within that the nucleus of what it left. Ties at the border go to lower ids."""
+    values, tokens = likeliest(scaled, width)
+    limit = _index([one.top_k for one in params], scaled)[:, None]
+    beyond = torch.arange(width, device=scaled.device)[None] >= limit
+    kept, _ = _nucleus(torch.softmax(values.masked_fill(beyond, float("-inf")), dim=1), params)
+    return tokens.gather(1, _inverse(kept, points)[:, None])[:, 0]
+
+
+def _top_p(scaled: Tensor, width: int, params: Sequence[SamplingParams], points: Tensor) -> Tensor:
+    """Sample within the nucleus of the whole vocabulary; rows whose nucleus is wider than ``width`` sort all of it."""
+    _, tokens = likeliest(scaled, width)
+    kept, reached = _nucleus(torch.softmax(scaled, dim=1).gather(1, tokens), params)
+    chosen = tokens.gather(1, _inverse(kept, points)[:, None])[:, 0]
+    wider = [] if width == scaled.shape[1] else (~reached).nonzero()[:, 0].tolist()
+    if wider:
+        index = _index(wider, scaled)
+        chosen[index] = _top_p(scaled[index], scaled.shape[1], [params[i] for i in wider], points[index])
+    return chosen

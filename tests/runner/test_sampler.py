@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from octavo.runner.sampler import draw, sample, uniform
+from octavo.runner.sampler import Choice, draw, sample, uniform
 from octavo.sched.sampling import SamplingParams
 
 VOCAB = 3000
@@ -18,8 +18,8 @@ def logits_of(rows: int, seed: int = 0) -> torch.Tensor:
 
 def many(params: SamplingParams, logits: torch.Tensor, count: int) -> np.ndarray:
     """``count`` draws of one request from one row of logits."""
-    rows = logits.expand(count, -1)
-    return np.array(sample(rows, [params] * count, ["a"] * count, list(range(count)), seed=1))
+    choices = [Choice(row=0, request_id="a", params=params, place=place) for place in range(count)]
+    return np.array(sample(logits, choices, seed=1))
 
 
 def test_greedy_takes_the_likeliest() -> None:
