@@ -7,13 +7,15 @@ knows no scheduler and no cache manager, so it cannot repeat their mistakes.
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
+
+import numpy as np
 
 from octavo.base import Interval, block_range
 from octavo.cache.layout import CacheLayout
 from octavo.sched.sampling import SamplingParams
-from octavo.sched.step import CopyJob, GroupStep, StepPlan, StepResult
+from octavo.sched.step import CopyJob, GroupStep, StepPlan, StepResult, TokenLogprobs
 from octavo.spec.law import Law
 
 Record = tuple[int, int]
@@ -41,13 +43,15 @@ def mix(seed: int, value: int) -> int:
 class Truth:
     """All tokens a request will ever have, known without any cache.
 
-    The sampled token after n tokens is a function of their hash and of ``params.seed`` over ``vocab_size`` tokens.
+    The sampled token after n tokens is a function of their hash, of ``params.seed`` and of the branch over ``vocab_size``
+    tokens. Records are a function of tokens only: branches of one prompt have its records in common.
     """
 
     prompt: tuple[int, ...]
     params: SamplingParams
     salt: str
     vocab_size: int
+    branch: int = 0
     tokens: list[int] = field(default_factory=list)
     records: list[Record] = field(default_factory=list)
 
@@ -66,7 +70,12 @@ class Truth:
             self._append(self._sample())
 
     def _sample(self) -> int:
-        return mix(self.records[-1][1], self.params.seed or 0) % self.vocab_size
+        made = mix(self.records[-1][1], self.params.seed or 0)
+        return (mix(made, self.branch) if self.branch else made) % self.vocab_size
+
+    def fork(self, branch: int) -> Truth:
+        """The truth of another continuation of the prompt."""
+        return replace(self, branch=branch, tokens=[], records=[])
 
     def token(self, position: int) -> int:
         """The token at a position."""
@@ -218,9 +227,12 @@ class FakeRunner:
         self._shared: Mapping[Place, int] = {}
         self._in_flight: dict[int, Traffic] = {}
 
-    def register(self, request_id: str, prompt: Sequence[int], params: SamplingParams, salt: str = "") -> Truth:
-        """Tell the runner of a request before its first step."""
-        truth = Truth(prompt=tuple(prompt), params=params, salt=salt, vocab_size=self.vocab_size)
+    def register(
+        self, request_id: str, prompt: Sequence[int], params: SamplingParams, salt: str = "", *, branch: int = 0
+    ) -> Truth:
+        """Tell the runner of a request before its first step; of a fork, whose first token its parent's step makes, before its
+        second token."""
+        truth = Truth(prompt=tuple(prompt), params=params, salt=salt, vocab_size=self.vocab_size, branch=branch)
         self.truths[request_id] = truth
         return truth
 
@@ -244,10 +256,23 @@ class FakeRunner:
             self._run_group(group, step, parts[group], plan, traffic)
         self._check_traffic(plan, traffic)
         self._in_flight[plan.step] = traffic
-        tokens = {
-            name: self.truths[name].token(int(plan.stop[i])) for i, name in enumerate(plan.request_ids) if plan.samples[i]
-        }
-        return StepResult(step=plan.step, tokens=tokens)
+        return self._sample(plan)
+
+    def _sample(self, plan: StepPlan) -> StepResult:
+        tokens: dict[str, int] = {}
+        logprobs: dict[str, TokenLogprobs] = {}
+        for i in np.flatnonzero(plan.samples).tolist():
+            truth, stop = self.truths[plan.request_ids[i]], int(plan.stop[i])
+            branches = [truth, *(truth.fork(branch) for branch, _ in enumerate(plan.forks.get(i, ()), 1))]
+            for name, one in zip((plan.request_ids[i], *plan.forks.get(i, ())), branches, strict=True):
+                tokens[name] = one.token(stop)
+                if one.params.logprobs is not None:
+                    logprobs[name] = likelihood(one, stop)
+        scored = {}
+        for i, given in plan.scored.items():
+            name, first = plan.request_ids[i], int(plan.start[i]) + 1
+            scored[name] = [likelihood(self.truths[name], place) for place in range(first, first + len(given))]
+        return StepResult(step=plan.step, tokens=tokens, logprobs=logprobs, scored=scored)
 
     def _excuse(self, page: int) -> None:
         """A page that a later step has copied away may be written by it: copies run behind the steps that are in flight."""
@@ -295,6 +320,25 @@ class FakeRunner:
         known = len(truth.prompt) + int(plan.output_len[i])
         if bool(plan.samples[i]) != (stop == known):
             raise Violation(f"{name}: samples is {bool(plan.samples[i])} at {stop} of {known} known tokens")
+        self._check_options(plan, i, truth)
+
+    def _check_options(self, plan: StepPlan, i: int, truth: Truth) -> None:
+        """What the plan says for sampling: branch, forks, history of penalties, tokens to be scored."""
+        name, start, stop = plan.request_ids[i], int(plan.start[i]), int(plan.stop[i])
+        if int(plan.branch[i]) != truth.branch:
+            raise Violation(f"{name} is branch {truth.branch}, the plan says {int(plan.branch[i])}")
+        if plan.forks.get(i) and (truth.branch or not plan.samples[i] or stop != len(truth.prompt)):
+            raise Violation(f"{name}: branch {truth.branch} forks at token {stop}, the prompt has {len(truth.prompt)}")
+        if (i in plan.history) != bool(plan.samples[i] and truth.params.penalized):
+            raise Violation(f"{name}: history of penalties is {'given' if i in plan.history else 'missing'} at token {stop}")
+        if i in plan.history:
+            given = tuple(part.tolist() for part in plan.history[i])
+            if given != (list(truth.prompt), truth.tokens[len(truth.prompt) : stop]):
+                raise Violation(f"{name}: history at token {stop} is {given}, should be {truth.tokens[:stop]}")
+        given = plan.scored[i].tolist() if i in plan.scored else []
+        asked = truth.params.prompt_logprobs is not None
+        if (given and not asked) or given != list(truth.prompt[start + 1 : stop + 1][: len(given)]):
+            raise Violation(f"{name}: tokens to be scored from {start + 1} on are {given}")
 
     def _run_group(self, group: int, step: GroupStep, parts: list[Part], plan: StepPlan, traffic: Traffic) -> None:
         law = self.layout.groups[group].group.law
@@ -369,6 +413,12 @@ class FakeRunner:
 
     def _units(self, group: int, page: int) -> range:
         return range(page, page + self.layout.groups[group].page_units)
+
+
+def likelihood(truth: Truth, position: int) -> TokenLogprobs:
+    """What the fake model says of the token at a position: a function of all tokens up to it."""
+    token = truth.token(position)
+    return TokenLogprobs(token_id=token, logprob=-(truth.records[position][1] % 1024) / 64, rank=1 + token, top=())
 
 
 def _conflict(read: tuple[int, int], readers: dict[str, int], write: tuple[int, int, str, int]) -> bool:

@@ -6,6 +6,7 @@ Owns plans written by hand for one request or two. Knows plans and toy layouts; 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -59,6 +60,8 @@ def plan_of(
     step: int = 0,
     fresh: bool = False,
     copies: tuple[CopyJob, ...] = (),
+    params: SamplingParams | None = None,
+    **more: Any,
 ) -> StepPlan:
     """A plan for a layout of one group."""
     spread = list(spans.values())
@@ -72,11 +75,12 @@ def plan_of(
         start=np.array([start for start, _ in spread], np.int32),
         stop=np.array([stop for _, stop in spread], np.int32),
         samples=np.array([stop == len(PROMPT) for _, stop in spread]),
-        sampling=tuple(SamplingParams() for _ in spread),
+        sampling=tuple(params or SamplingParams() for _ in spread),
         output_len=np.zeros(len(spread), np.int32),
-        branch=np.zeros(len(spread), np.int32),
+        branch=more.pop("branch", np.zeros(len(spread), np.int32)),
         groups=(group_step(runner, spread, tables, writes, group=0, fresh=fresh),),
         copies=copies,
+        **more,
     )
 
 
@@ -262,3 +266,76 @@ def test_a_forgotten_request_may_not_be_computed() -> None:
     runner.forget("a")
     with pytest.raises(Violation, match="over or was never added"):
         runner.execute(plan)
+
+
+# -- sampling --------------------------------------------------------------------------------------------------------------
+
+PAGES = [0] * 4 + [4] * 4 + [8] * 4
+TABLE = [[0, 4, 8]]
+
+
+def whole(runner: FakeRunner, params: SamplingParams, **more: Any) -> StepPlan:
+    """A plan that computes the prompt of ``a`` at once and samples."""
+    return plan_of(runner, {"a": (0, len(PROMPT))}, TABLE, PAGES, params=params, **more)
+
+
+def wide_runner(params: SamplingParams, vocab_size: int = 1000) -> FakeRunner:
+    runner = FakeRunner(layout_of(Everything()), vocab_size=vocab_size)
+    runner.register("a", PROMPT, params)
+    return runner
+
+
+def test_every_branch_has_a_token_of_its_own_and_the_records_of_its_tokens() -> None:
+    runner = wide_runner(SamplingParams(n=3))
+    result = runner.execute(whole(runner, SamplingParams(n=3), forks={0: ("a#1", "a#2")}))
+    assert list(result.tokens) == ["a", "a#1", "a#2"] and len(set(result.tokens.values())) == 3
+    for branch, name in enumerate(("a#1", "a#2"), 1):
+        truth = runner.register(name, PROMPT, SamplingParams(n=3), branch=branch)
+        assert truth.token(len(PROMPT)) == result.tokens[name]
+        assert truth.records[: len(PROMPT)] == runner.truths["a"].records[: len(PROMPT)]
+    copied = Truth(prompt=(*PROMPT, result.tokens["a#1"]), params=SamplingParams(), salt="", vocab_size=1000)
+    assert copied.records == runner.truths["a#1"].records[: len(PROMPT) + 1], "content is a function of tokens only"
+
+
+def test_a_fork_goes_on_from_its_parents_pages() -> None:
+    params = SamplingParams(n=2)
+    runner = full_runner("a")
+    token = runner.execute(whole(runner, params, forks={0: ("a#1",)})).tokens["a#1"]
+    runner.register("a#1", PROMPT, params, branch=1)
+    runner.settle(0)
+    plan = plan_of(runner, {"a#1": (11, 12)}, TABLE, [8], step=1, branch=np.array([1], np.int32))
+    assert runner.execute(plan).tokens == {"a#1": token}
+
+
+def test_wrong_branches_and_forks_are_found() -> None:
+    runner = full_runner("a")
+    with pytest.raises(Violation, match="is branch 0, the plan says 1"):
+        runner.execute(whole(runner, SamplingParams(), branch=np.array([1], np.int32)))
+    with pytest.raises(Violation, match="forks at token 6"):
+        runner.execute(plan_of(runner, {"a": (0, 6)}, TABLE, PAGES[:6], forks={0: ("a#1",)}))
+
+
+def test_logprobs_come_where_they_are_asked_for() -> None:
+    params = SamplingParams(logprobs=2, n=2, prompt_logprobs=0)
+    runner = wide_runner(params)
+    scored = np.array(PROMPT[1:], np.int32)
+    result = runner.execute(whole(runner, params, forks={0: ("a#1",)}, scored={0: scored}))
+    assert {name: one.token_id for name, one in result.logprobs.items()} == result.tokens
+    assert [one.token_id for one in result.scored["a"]] == list(PROMPT[1:])
+    assert result.logprobs["a"].logprob != result.logprobs["a#1"].logprob
+    with pytest.raises(Violation, match="to be scored"):
+        runner.execute(whole(runner, params, scored={0: np.array(PROMPT, np.int32)}))
+    plain = wide_runner(SamplingParams())
+    with pytest.raises(Violation, match="to be scored"):
+        plain.execute(whole(plain, SamplingParams(), scored={0: scored}))
+
+
+def test_wrong_histories_are_found() -> None:
+    params = SamplingParams(presence_penalty=1.0)
+    runner = wide_runner(params)
+    prompt, empty = np.array(PROMPT, np.int32), np.zeros(0, np.int32)
+    runner.execute(whole(runner, params, history={0: (prompt, empty)}))
+    with pytest.raises(Violation, match="history of penalties is missing"):
+        runner.execute(whole(runner, params))
+    with pytest.raises(Violation, match="history at token 12 is"):
+        runner.execute(whole(runner, params, history={0: (prompt[:-1], prompt[-1:])}))
