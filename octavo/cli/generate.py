@@ -10,6 +10,7 @@ import json as jsonlib
 import sys
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -50,22 +51,13 @@ def run(job: Job, *, dtype: str, device: str, kv_memory: str | None, max_model_l
         show_report(output)
 
 
-def load(
-    model: str, *, dtype: str = "auto", device: str = "auto", kv_memory: str | None = None, max_model_len: int | None = None
-) -> LLM:
-    """The model, with a bar on standard error while the weights are read."""
+def load(model: str, **options: Any) -> LLM:
+    """The model, with a bar on standard error while the weights are read. options: those of ``LLM``."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("Reading tokenizer and weights", total=None)
-        return LLM(
-            model,
-            dtype=dtype,
-            device=device,
-            kv_memory=kv_memory,
-            max_model_len=max_model_len,
-            weight_progress=lambda done, total: bar.update(task, completed=done, total=total),
-        )
+        return LLM(model, weight_progress=lambda done, total: bar.update(task, completed=done, total=total), **options)
 
 
 def show(llm: LLM, prompt: Prompt, params: SamplingParams, *, end: str = "\n") -> tuple[RequestOutput, float]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -16,6 +17,7 @@ from rich.markup import escape
 
 from octavo import __version__
 from octavo.base import OctavoError
+from octavo.cli.plan import explain, plan
 
 app = typer.Typer(
     help="Long-context inference on a hybrid KV cache manager.",
@@ -93,6 +95,65 @@ def generate(
 
 
 @app.command()
+def serve(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Directory with safetensors, .gguf file, or Hub id.")],
+    host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 is every one of this machine.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen at; 0 takes a free one.", min=0, max=65535)] = 8000,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="OCTAVO_API_KEY", help="Key that clients must send.", show_default=False)
+    ] = None,
+    served_model_name: Annotated[
+        str | None, typer.Option(help="What clients call the model. Default: its file's or folder's name.", show_default=False)
+    ] = None,
+    chat_template: Annotated[
+        Path | None, typer.Option(help="File with a chat template, for a model without one.", show_default=False)
+    ] = None,
+    max_waiting: Annotated[int, typer.Option(help="Requests that may wait; more are refused with 429.", min=0)] = 256,
+    max_body: Annotated[str, typer.Option(help="Largest request body.")] = "32MiB",
+    shutdown_timeout: Annotated[
+        float, typer.Option(help="Seconds that running requests get to finish at shutdown.", min=0)
+    ] = 30.0,
+    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    kv_memory: Memory = None,
+    max_model_len: Annotated[
+        int | None, typer.Option(help="Most tokens of prompt and output. Default: the model's own limit.", show_default=False)
+    ] = None,
+    max_num_seqs: Annotated[int, typer.Option(help="Most requests in one step.")] = 64,
+    max_num_batched_tokens: Annotated[int, typer.Option(help="Most tokens computed in one step.")] = 2048,
+    prefix_caching: Annotated[
+        bool, typer.Option("--prefix-caching/--no-prefix-caching", help="Reuse prefixes of earlier prompts.")
+    ] = True,
+    seed: Annotated[int, typer.Option(help="Of requests that bring none.")] = 0,
+) -> None:
+    """Serve a model over HTTP, with the OpenAI API."""
+    from octavo.cli.serve import Options, run
+
+    options = Options(
+        host=host,
+        port=port,
+        api_key=api_key,
+        served_model_name=served_model_name,
+        chat_template=chat_template,
+        max_waiting=max_waiting,
+        max_body=max_body,
+        shutdown_timeout=shutdown_timeout,
+    )
+    run(
+        model,
+        options,
+        dtype=dtype,
+        device=device,
+        kv_memory=kv_memory,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        enable_prefix_caching=prefix_caching,
+        seed=seed,
+    )
+
+
+@app.command()
 def demo(
     max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", help="Most tokens to generate in each turn.")] = 48,
     kv_memory: Memory = None,
@@ -118,6 +179,10 @@ def sim(
     from octavo.cli.sim import run
 
     run(first=seed, count=count, steps=steps, model=model, json=json)
+
+
+app.command()(plan)
+app.command()(explain)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

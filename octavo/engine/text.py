@@ -7,8 +7,9 @@ no model.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
-from os.path import commonprefix
+from functools import cached_property
 from typing import Any
 
 from jinja2 import TemplateError
@@ -48,16 +49,27 @@ class Tokenizer:
         piece = self.backend.convert_ids_to_tokens(token_id)
         if piece is None:
             return b""
-        if token_id in self.backend.added_tokens_decoder:
+        if token_id in self._added:
             return str(piece).encode()
         if byte := re.fullmatch(r"<0x([0-9A-F]{2})>", piece):
             return bytes.fromhex(byte[1])
-        if "ByteLevel" in repr(self.backend.backend_tokenizer.decoder):
-            from transformers.convert_slow_tokenizer import bytes_to_unicode
-
-            known = {symbol: byte for byte, symbol in bytes_to_unicode().items()}
-            return bytes(known[symbol] for symbol in piece)
+        if self._alphabet:
+            return bytes(self._alphabet[symbol] for symbol in piece)
         return str(piece).replace("\u2581", " ").encode()
+
+    @cached_property
+    def _added(self) -> frozenset[int]:
+        """Ids of special tokens and other words that were added to the vocabulary as they are."""
+        return frozenset(self.backend.added_tokens_decoder)
+
+    @cached_property
+    def _alphabet(self) -> Mapping[str, int]:
+        """Byte of every symbol, where the vocabulary spells bytes as symbols; else empty."""
+        from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+        if not self.backend.is_fast or "ByteLevel" not in repr(self.backend.backend_tokenizer.decoder):
+            return {}
+        return {symbol: byte for byte, symbol in bytes_to_unicode().items()}
 
     def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Token ids of a conversation, ready for the assistant's turn. Raises ConfigError where the model has no template."""
@@ -89,8 +101,8 @@ class Tokenizer:
             raise ConfigError("cache_control needs a tokenizer that knows the characters of its tokens; leave it out")
         encoded = self.backend(text, add_special_tokens=False, return_offsets_mapping=True)
         ends = [end for _, end in encoded.offset_mapping]
-        shared = [len(commonprefix([text, self._varied(messages, mark, **options)])) for mark in marks]
-        return list(encoded.input_ids), [sum(end <= length for end in ends) for length in shared]
+        shared = [_shared(text, self._varied(messages, mark, **options)) for mark in marks]
+        return list(encoded.input_ids), [bisect_right(ends, length) for length in shared]
 
     def _varied(self, messages: Sequence[Mapping[str, str]], mark: tuple[int, int], **options: bool) -> str:
         """The conversation with another text behind a mark; without an answer to come where nothing is behind it."""
@@ -110,6 +122,11 @@ class Tokenizer:
             return str(self.backend.apply_chat_template(list(messages), tokenize=False, **options))
         except (TemplateError, TypeError, ValueError) as error:
             raise ConfigError(f"messages do not suit the model's chat template: {str(error)[:200]}") from error
+
+
+def _shared(one: str, other: str) -> int:
+    """How many characters two texts begin with alike."""
+    return bisect_left(range(1, min(len(one), len(other)) + 1), True, key=lambda length: one[:length] != other[:length])
 
 
 def load_tokenizer(source: ModelSource) -> Tokenizer:

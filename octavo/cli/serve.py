@@ -1,0 +1,76 @@
+"""``octavo serve``: a model behind HTTP.
+
+Owns the options of a server process, and what it says when it is ready. Imports torch through ``AsyncLLM``.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from octavo.base import ConfigError
+from octavo.cli import generate
+from octavo.config import parse_size
+from octavo.engine.aio import AsyncLLM
+from octavo.observe.metrics import Metrics
+from octavo.server.app import create_app
+from octavo.server.run import Server, bind, url
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Of the server; those of the engine are passed on."""
+
+    host: str
+    port: int
+    api_key: str | None
+    served_model_name: str | None
+    chat_template: Path | None
+    max_waiting: int
+    max_body: str
+    shutdown_timeout: float
+
+
+def run(model: str, options: Options, **engine_options: Any) -> None:
+    """Take the port, load the model, then listen: until then connections are refused, so that nobody waits for weights."""
+    taken = bind(options.host, options.port)
+    max_body = parse_size(options.max_body, "max_body")
+    metrics = Metrics()
+    llm = generate.load(model, **engine_options)
+    name = options.served_model_name or Path(model).name.removesuffix(".gguf") or model
+    engine = AsyncLLM(llm, max_waiting=options.max_waiting, recorder=metrics, model_name=name)
+    if options.chat_template is not None:
+        assert engine.tokenizer is not None, "loaded without skip_tokenizer_init"
+        engine.tokenizer.backend.chat_template = _read(options.chat_template)
+    app = create_app(
+        engine,
+        model_name=name,
+        api_key=options.api_key,
+        max_body_bytes=max_body,
+        metrics=metrics,
+        shutdown_timeout=options.shutdown_timeout,
+    )
+
+    def ready() -> None:
+        typer.echo(f"octavo serves {name} at {url(taken)}/v1 and shows its cache at {url(taken)}/")
+        typer.echo(f"Try: {_curl(taken, options)}")
+
+    Server(app, engine, shutdown_timeout=options.shutdown_timeout, ready=ready).run(sockets=[taken])
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"chat_template {path} cannot be read: {error}") from error
+
+
+def _curl(taken: Any, options: Options) -> str:
+    """A request that works as it stands. A key is named and not told: what is printed ends in logs."""
+    key = ' -H "Authorization: Bearer $OCTAVO_API_KEY"' if options.api_key else ""
+    body = shlex.quote('{"prompt": "The capital of France is", "max_tokens": 12, "temperature": 0}')
+    return f"curl {url(taken)}/v1/completions -H 'Content-Type: application/json'{key} -d {body}"

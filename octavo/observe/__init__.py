@@ -1,0 +1,1 @@
+"""Numbers for those who watch an engine from outside."""

@@ -1,0 +1,164 @@
+"""What goes wrong, in the form of the OpenAI API: status, message, type, the field that is wrong, and a code.
+
+Owns the table from exceptions to responses, and the wording of what pydantic finds. Every response that is not a success is
+made here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+
+from octavo.base import CapacityError, ConfigError, OctavoError, UnsupportedError
+from octavo.engine.aio import EngineClosedError, EngineDeadError, QueueFullError, StepFailedError
+from octavo.server.requests import UNSUPPORTED, ChatRequest, CompletionRequest
+from octavo.server.responses import ErrorBody, ErrorDetail
+
+INVALID, SERVER = "invalid_request_error", "server_error"
+RETRY_CLOSING = 5
+"""Seconds after which a client may try again: by then another server has taken over, or this one is back."""
+
+GONE = 499
+"""Status of a response that nobody will read."""
+
+FIELDS = frozenset(CompletionRequest.model_fields) | frozenset(ChatRequest.model_fields)
+SAYS = 200
+"""Most characters of a client's own words that a message repeats."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """One error response."""
+
+    status: int
+    message: str
+    type: str = INVALID
+    param: str | None = None
+    code: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def body(self) -> str:
+        """As JSON. Lone surrogates, which JSON may carry and UTF-8 may not, are written out."""
+        message, param = (None if text is None else _encodable(text) for text in (self.message, self.param))
+        detail = ErrorDetail(message=message or "", type=self.type, param=param, code=self.code)
+        return ErrorBody(error=detail).model_dump_json()
+
+    def response(self) -> Response:
+        """As a response of its own."""
+        return Response(self.body(), self.status, dict(self.headers), "application/json")
+
+
+class ModelNotFoundError(Exception):
+    """A request names a model that is not served here."""
+
+
+class UnhealthyError(Exception):
+    """The engine is dead, and somebody asked how it is."""
+
+
+def describe(error: Exception, source: str | None = None) -> Failure:
+    """What to tell a client. source: the field that the input came in, for messages that begin with no field's name."""
+    message = str(error)
+    match error:
+        case ModelNotFoundError():
+            return Failure(status=404, message=message, param="model", code="model_not_found")
+        case CapacityError():
+            return Failure(status=400, message=message, param=source, code="context_length_exceeded")
+        case ConfigError() | UnsupportedError():
+            first = message.partition(" ")[0].rstrip(":")
+            return Failure(status=400, message=message, param=first if first in FIELDS else source)
+        case QueueFullError():
+            wait = {"retry-after": str(max(1, ceil(error.retry_after)))}
+            return Failure(status=429, message=message, type="rate_limit_error", code="queue_full", headers=wait)
+        case EngineClosedError():
+            wait = {"retry-after": str(RETRY_CLOSING)}
+            return Failure(status=503, message=message, type=SERVER, code="shutting_down", headers=wait)
+        case UnhealthyError():
+            return Failure(status=503, message=message, type=SERVER, code="engine_dead")
+        case StepFailedError():
+            return Failure(status=500, message=message, type=SERVER, code="step_failed")
+        case EngineDeadError():
+            return Failure(status=500, message=message, type=SERVER, code="engine_dead")
+    return Failure(status=500, message="the server made a mistake; its log says which", type=SERVER, code="internal_error")
+
+
+def install(app: FastAPI) -> None:
+    """Answer every error of an app in this form."""
+    app.add_exception_handler(OctavoError, _failed)
+    app.add_exception_handler(ModelNotFoundError, _failed)
+    app.add_exception_handler(UnhealthyError, _failed)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _refused)
+    app.add_exception_handler(ClientDisconnect, _gone)
+    app.add_exception_handler(Exception, _failed)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    source = "messages" if "chat" in request.url.path else "prompt"
+    return describe(error, source).response()
+
+
+async def _gone(request: Request, error: Exception) -> Response:
+    return Response(status_code=GONE)
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    """Errors of routing, and of bodies that cannot be read."""
+    assert isinstance(error, HTTPException)
+    says = {
+        400: "the body is not JSON that can be read",
+        404: f"there is no {request.url.path[:SAYS]} here",
+        405: f"{request.method} does not work on {request.url.path[:SAYS]}",
+    }
+    message = says.get(error.status_code, error.detail)
+    code = {404: "unknown_url", 405: "method_not_allowed", 413: "request_too_large"}.get(error.status_code)
+    return Failure(status=error.status_code, message=message, code=code, headers=error.headers or {}).response()
+
+
+async def _invalid(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    found = error.errors()
+    if not isinstance(error.body, dict):
+        detail = found[0].get("ctx", {}).get("error", "") if found and found[0]["type"] == "json_invalid" else ""
+        message = "the body must be a JSON object, sent with content-type application/json"
+        return Failure(status=400, message=f"{message}: {detail}" if detail else message, code="invalid_json").response()
+    path = _path(found[0]["loc"][1:], error.body)
+    return Failure(status=400, message=_wording(path, found, error.body), param=path or None).response()
+
+
+def _wording(path: str, found: Sequence[Any], body: Mapping[str, Any]) -> str:
+    """One line for the first field that is wrong; a union finds something wrong with each of its types."""
+    top = path.split(".")[0].split("[")[0]
+    if top in UNSUPPORTED and body.get(top) is not None:
+        return f"{top} is not supported: {UNSUPPORTED[top]}"
+    if found[0]["type"] == "extra_forbidden":
+        return f"{path[:SAYS]} is not a field of this request"
+    if found[0]["type"] == "missing":
+        return f"{path} is missing"
+    if found[0]["type"] == "literal_error" and path.endswith(".type"):
+        return f"{path} must be {found[0]['ctx']['expected']}; other content, such as images and audio, is not supported"
+    same = [one["msg"] for one in found if _path(one["loc"][1:], body) == path]
+    return f"{path[:SAYS]}: {', or: '.join(dict.fromkeys(same))}"
+
+
+def _path(loc: Sequence[Any], body: Any) -> str:
+    """Where in the body an error is, as ``messages[0].content``; steps into a union's types are left out."""
+    path = ""
+    for step in loc:
+        if isinstance(body, list) and isinstance(step, int) and step < len(body):
+            path, body = f"{path}[{step}]", body[step]
+        elif isinstance(body, dict) and isinstance(step, str):
+            path, body = f"{path}.{step}" if path else step, body.get(step)
+    return path
+
+
+def _encodable(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()

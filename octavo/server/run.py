@@ -1,0 +1,91 @@
+"""One server process: its socket, its signals, its end.
+
+Owns graceful shutdown. On SIGTERM or SIGINT the engine takes nothing new (clients get 503), running requests get their time,
+then connections are closed and the process ends; a second signal ends it at once. Knows uvicorn; knows no endpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import uvicorn
+from fastapi import FastAPI
+
+from octavo.base import ConfigError
+
+if TYPE_CHECKING:
+    from octavo.engine.aio import AsyncLLM
+
+FLUSH_SECONDS = 5
+"""What slow readers get for the rest of their responses once the engine is closed."""
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that is taken but does not listen yet. Raises ConfigError where the address cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    taken = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind((host, port))
+    except (OSError, OverflowError) as error:
+        taken.close()
+        said = error.strerror if isinstance(error, OSError) else str(error)
+        raise ConfigError(f"port {port} of {host} cannot be used: {said}; choose another with --port") from error
+    return taken
+
+
+def url(taken: socket.socket) -> str:
+    """Where a browser on this machine finds the server."""
+    host, port = taken.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class Server(uvicorn.Server):
+    """uvicorn that closes the engine before its connections. ready: called once requests are taken."""
+
+    def __init__(self, app: FastAPI, engine: AsyncLLM, *, shutdown_timeout: float, ready: Callable[[], None]) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                lifespan="on",
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                ws="none",
+                timeout_graceful_shutdown=FLUSH_SECONDS,
+            )
+        )
+        self._engine, self._timeout, self._ready = engine, shutdown_timeout, ready
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closing: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to listen."""
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+        if self.started:
+            self._ready()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Called by signals. Not noted for uvicorn to raise again: an orderly end is no death by signal."""
+        if self._loop is None:
+            self.should_exit = True
+        else:
+            self._loop.call_soon_threadsafe(self._close)
+
+    def _close(self) -> None:
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self._drain())
+        else:
+            self.should_exit = self.force_exit = True
+
+    async def _drain(self) -> None:
+        try:
+            await self._engine.close(timeout=self._timeout)
+        finally:
+            self.should_exit = True
