@@ -19,7 +19,7 @@ from starlette.responses import Response
 
 from octavo.base import CapacityError, ConfigError, OctavoError, UnsupportedError
 from octavo.engine.aio import EngineClosedError, EngineDeadError, QueueFullError, StepFailedError
-from octavo.server.requests import UNSUPPORTED, ChatRequest, CompletionRequest
+from octavo.server.requests import UNSUPPORTED, ChatRequest, CompletionRequest, DetokenizeRequest, Message
 from octavo.server.responses import ErrorBody, ErrorDetail
 
 INVALID, SERVER = "invalid_request_error", "server_error"
@@ -29,7 +29,11 @@ RETRY_CLOSING = 5
 GONE = 499
 """Status of a response that nobody will read."""
 
-FIELDS = frozenset(CompletionRequest.model_fields) | frozenset(ChatRequest.model_fields)
+FIELDS = frozenset(
+    name for model in (CompletionRequest, ChatRequest, DetokenizeRequest, Message) for name in model.model_fields
+)
+"""Words that a message may begin with because they are fields."""
+
 SAYS = 200
 """Most characters of a client's own words that a message repeats."""
 
@@ -130,23 +134,34 @@ async def _invalid(request: Request, error: Exception) -> Response:
         detail = found[0].get("ctx", {}).get("error", "") if found and found[0]["type"] == "json_invalid" else ""
         message = "the body must be a JSON object, sent with content-type application/json"
         return Failure(status=400, message=f"{message}: {detail}" if detail else message, code="invalid_json").response()
-    path = _path(found[0]["loc"][1:], error.body)
-    return Failure(status=400, message=_wording(path, found, error.body), param=path or None).response()
+    path, first = _worst(found, error.body)
+    return Failure(status=400, message=_wording(path, first, error.body), param=path or None).response()
+
+
+def _worst(found: Sequence[Any], body: Mapping[str, Any]) -> tuple[str, list[Any]]:
+    """(path, errors there) of the first field that is wrong. A union's types all complain; who gets furthest knows best."""
+    paths = [_path(one["loc"][1:], body) for one in found]
+    top = _top(paths[0])
+    path = max((path for path in paths if _top(path) == top), key=lambda path: path.count(".") + path.count("["))
+    return path, [one for one, where in zip(found, paths, strict=True) if where == path]
+
+
+def _top(path: str) -> str:
+    return path.split(".")[0].split("[")[0]
 
 
 def _wording(path: str, found: Sequence[Any], body: Mapping[str, Any]) -> str:
-    """One line for the first field that is wrong; a union finds something wrong with each of its types."""
-    top = path.split(".")[0].split("[")[0]
+    """What is wrong at a path, in one line."""
+    kind, top = found[0]["type"], _top(path)
     if top in UNSUPPORTED and body.get(top) is not None:
         return f"{top} is not supported: {UNSUPPORTED[top]}"
-    if found[0]["type"] == "extra_forbidden":
+    if kind == "extra_forbidden":
         return f"{path[:SAYS]} is not a field of this request"
-    if found[0]["type"] == "missing":
+    if kind == "missing":
         return f"{path} is missing"
-    if found[0]["type"] == "literal_error" and path.endswith(".type"):
+    if kind == "literal_error" and path.endswith("].type"):
         return f"{path} must be {found[0]['ctx']['expected']}; other content, such as images and audio, is not supported"
-    same = [one["msg"] for one in found if _path(one["loc"][1:], body) == path]
-    return f"{path[:SAYS]}: {', or: '.join(dict.fromkeys(same))}"
+    return f"{path[:SAYS] or 'the body'}: {', or: '.join(dict.fromkeys(one['msg'] for one in found))}"
 
 
 def _path(loc: Sequence[Any], body: Any) -> str:
