@@ -1,1 +1,1 @@
-"""Model families, files of data. Torch-free; ``octavo.spec.hf.find_families`` finds what is called ``FAMILY`` or ``FAMILIES``."""
+"""Model families, files of data. Torch-free; ``octavo.spec.hf.find_families`` looks for ``FAMILY`` and ``FAMILIES``."""

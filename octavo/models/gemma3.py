@@ -11,9 +11,10 @@ from typing import Any, Final
 
 from octavo.base import UnsupportedError
 from octavo.models.common import DECODER, FULL, GGUF_KEYS, GGUF_NAMES, IGNORED, SLIDING, gguf_config, refuse, typed_layers
+from octavo.models.weights import biased, dense, head_norms
 from octavo.spec.decoder import DecoderOptions
 from octavo.spec.family import Family, GGUFRules
-from octavo.spec.kind import Config, count
+from octavo.spec.kind import PLANNING, Config, count
 
 DEFAULTS: Final = {
     "vocab_size": 262208,
@@ -47,6 +48,8 @@ def normalize(config: Config) -> Config:
 
 def _rope(config: Config) -> dict[str, Any]:
     given = config.get("rope_parameters") or {}
+    if config.get(PLANNING):
+        return {}
     strange = sorted(set(given) - {FULL, SLIDING})
     if strange:
         raise UnsupportedError(f"rope_parameters.{strange[0]} is not supported: a Gemma 3 config has one entry per layer type")
@@ -92,6 +95,7 @@ FAMILY = Family(
     model_types=("gemma3_text", "gemma3"),
     normalize=normalize,
     layers=typed_layers,
+    parameters=dense(layer_norms=4, bias=biased, out_bias=biased, norms=head_norms),
     options=options,
     module=DECODER,
     names=(

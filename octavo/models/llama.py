@@ -11,9 +11,10 @@ from typing import Any, Final
 
 from octavo.base import UnsupportedError
 from octavo.models.common import DECODER, FULL, GGUF_KEYS, GGUF_NAMES, IGNORED, gguf_config, refuse, typed_layers
+from octavo.models.weights import biased, dense
 from octavo.spec.decoder import DecoderOptions
 from octavo.spec.family import Family, GGUFRules
-from octavo.spec.kind import Config
+from octavo.spec.kind import Config, count
 
 DEFAULTS: Final = {
     "vocab_size": 32000,
@@ -32,10 +33,10 @@ DEFAULTS: Final = {
 def normalize(config: Config) -> Config:
     """Defaults filled in, every layer full attention."""
     refuse(config, {"rope_interleaved": (False,), "pretraining_tp": (1,)})
-    layers = int(config.get("num_hidden_layers", DEFAULTS["num_hidden_layers"]))
     if set(config.get("layer_types") or [FULL]) != {FULL}:
         raise UnsupportedError(f"layer_types of a llama model must all be {FULL}")
-    return {**DEFAULTS, **config, "layer_types": [FULL] * layers, "qk_norm": None}
+    full = {**DEFAULTS, **config, "qk_norm": None}
+    return {**full, "layer_types": [FULL] * count(full, "num_hidden_layers")}
 
 
 def options(config: Config) -> Mapping[str, Any]:
@@ -65,6 +66,7 @@ FAMILY = Family(
     model_types=("llama",),
     normalize=normalize,
     layers=typed_layers,
+    parameters=dense(bias=biased, out_bias=biased, mlp_bias="mlp_bias"),
     options=options,
     module=DECODER,
     names=(),

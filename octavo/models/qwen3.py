@@ -10,6 +10,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from octavo.models.common import DECODER, FULL, IGNORED, SLIDING, typed_layers
+from octavo.models.weights import biased, dense, head_norms
 from octavo.spec.decoder import DecoderOptions
 from octavo.spec.family import Family
 from octavo.spec.kind import Config, count
@@ -62,6 +63,7 @@ FAMILY = Family(
     model_types=("qwen3",),
     normalize=normalize,
     layers=typed_layers,
+    parameters=dense(bias=biased, out_bias=biased, norms=head_norms),
     options=options,
     module=DECODER,
     names=(),

@@ -6,11 +6,15 @@ follow from the config are not. All sizes come from the kinds' own parameters wh
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from octavo.kinds.dsa.spec import SparseLatent
 from octavo.kinds.gated_delta_net.spec import GatedDeltaNet
 from octavo.kinds.kda.spec import KimiDelta
 from octavo.kinds.mamba.spec import Mamba
 from octavo.kinds.mamba2.spec import Mamba2
+from octavo.models.common import typed_layers
 from octavo.spec.attention import AttentionParams
 from octavo.spec.kind import Config, Kind, LayerSpec, count
 from octavo.spec.latent import LatentParams
@@ -36,6 +40,48 @@ def attention(
     size = params.hidden_size
     made = size * (queries * (2 if gate else 1) + 2 * keys) + queries * size + norms
     return made + (queries + 2 * keys if bias else 0) + (size if out_bias else 0)
+
+
+def dense(
+    *, layer_norms: int = 2, mlp_bias: str = "", **beside: Callable[[AttentionParams, Config], int | bool]
+) -> Callable[[Config], int]:
+    """A function that counts the weights of a plain decoder.
+
+    layer_norms: per layer, of the hidden size. mlp_bias: the config key that says so. beside: options of ``attention``, each
+    from its parameters and the config.
+    """
+
+    def parameters(config: Config) -> int:
+        hidden, inner = count(config, "hidden_size"), count(config, "intermediate_size")
+        made = embeddings(config)
+        for kind in mixers(typed_layers(config)):
+            params: AttentionParams = kind.attention  # type: ignore[attr-defined]
+            options: dict[str, Any] = {name: value(params, config) for name, value in beside.items()}
+            made += attention(params, **options) + layer_norms * hidden
+            made += gated_mlp(hidden, inner, bias=bool(config.get(mlp_bias, False)))
+        return made
+
+    return parameters
+
+
+def always(_: AttentionParams, __: Config) -> bool:
+    """The part is there whatever the config says."""
+    return True
+
+
+def biased(_: AttentionParams, config: Config) -> bool:
+    """The part is there if ``attention_bias`` says so."""
+    return bool(config.get("attention_bias", False))
+
+
+def head_norms(params: AttentionParams, _: Config) -> int:
+    """Norms over one head of q and one of k."""
+    return 2 * params.head_dim
+
+
+def whole_norms(params: AttentionParams, _: Config) -> int:
+    """Norms over all heads of q and all of k."""
+    return (params.num_heads + params.num_kv_heads) * params.head_dim
 
 
 def latent_attention(params: LatentParams) -> int:
