@@ -104,7 +104,9 @@ def planned(
         full = {**defaults, **config}
         return {**full, **spell(full)}
 
-    return Family(name=name, model_types=(name, *aliases), normalize=normalize, layers=layers, parameters=parameters)
+    return Family(
+        name=name, model_types=(name, *aliases), normalize=normalize, layers=layers, defaults=defaults, parameters=parameters
+    )
 
 
 def gguf_config(metadata: Mapping[str, Any], keys: Mapping[str, str], known: Iterable[str]) -> dict[str, Any]:

@@ -95,6 +95,7 @@ FAMILY = Family(
     model_types=("gemma3_text", "gemma3"),
     normalize=normalize,
     layers=typed_layers,
+    defaults=DEFAULTS,
     parameters=dense(layer_norms=4, bias=biased, out_bias=biased, norms=head_norms),
     options=options,
     module=DECODER,

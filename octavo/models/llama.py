@@ -66,6 +66,7 @@ FAMILY = Family(
     model_types=("llama",),
     normalize=normalize,
     layers=typed_layers,
+    defaults=DEFAULTS,
     parameters=dense(bias=biased, out_bias=biased, mlp_bias="mlp_bias"),
     options=options,
     module=DECODER,

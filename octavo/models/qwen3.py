@@ -63,6 +63,7 @@ FAMILY = Family(
     model_types=("qwen3",),
     normalize=normalize,
     layers=typed_layers,
+    defaults=DEFAULTS,
     parameters=dense(bias=biased, out_bias=biased, norms=head_norms),
     options=options,
     module=DECODER,

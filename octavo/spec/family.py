@@ -56,6 +56,7 @@ class Family:
     model_types: values of ``model_type`` (of the text part) that it reads.
     normalize: config with the class defaults filled in and the family's quirks as explicit keys; refuses, unless it is for
         ``PLANNING``, what octavo cannot run with UnsupportedError naming the field.
+    defaults: what the class takes where the file is silent, of what ``normalize`` fills in.
     layers, parameters: from the normalized config, the layer list and the number of weights of the text model.
     module: ``module:Class`` of the torch model: ``Class(spec, dtype=, device=)``. None: memory can be planned for the family,
         but it cannot be run, and what follows is empty. options: what ``module`` needs beyond the layers.
@@ -67,6 +68,7 @@ class Family:
     model_types: tuple[str, ...]
     normalize: Callable[[Config], Config]
     layers: Callable[[Config], tuple[LayerSpec, ...]]
+    defaults: Mapping[str, Any] = field(default_factory=dict)
     parameters: Callable[[Config], int] | None = None
     module: str | None = None
     options: Callable[[Config], Mapping[str, Any]] = _no_options

@@ -94,6 +94,7 @@ def read_spec(config: Config, *, families: Families | None = None, planning: boo
         vocab_size=count(normal, "vocab_size"),
         max_model_len=count(normal, "max_position_embeddings"),
         options={} if planning else dict(family.options(normal)),
+        assumed={name: value for name, value in family.defaults.items() if name not in text and type(value) is int},
         parameters=family.parameters(normal) if planning and family.parameters else None,
     )
     if not planning:

@@ -79,6 +79,7 @@ class ModelSpec:
 
     hash_unit: tokens per prefix-cache hash: hit granularity, never a function of a state's size.
     parameters: weights of the text model, every expert counted; None where the family does not say, or outside planning.
+    assumed: sizes that the file does not give, with the class defaults taken for them.
     options: what the family's torch module needs beyond the layers (norm placement, activation, scales).
     """
 
@@ -88,4 +89,5 @@ class ModelSpec:
     max_model_len: int
     hash_unit: int = 16
     parameters: int | None = None
+    assumed: Mapping[str, int] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
