@@ -22,7 +22,7 @@ from octavo.cache.coordinator import KVCacheCoordinator, Match
 from octavo.cache.group_step import CopyJob, GroupStep
 from octavo.cache.hashing import extend_keys, root_key
 from octavo.cache.layout import CacheLayout, lone_pages, pages_by_bucket, slabs_needed
-from octavo.cache.report import CacheReport, GroupReport, HitExplanation
+from octavo.cache.report import CacheReport, GroupReport, HitExplanation, MissCause
 
 
 class CachedRequest(Protocol):
@@ -155,19 +155,22 @@ class KVCacheManager:
         least = min((tokens for _, tokens in reach), default=0)
         short = tuple(law for law, tokens in reach if tokens == least and tokens < limit)
         if not self._caching:
-            reason = "prefix caching is off"
+            cause, reason = MissCause.OFF, "prefix caching is off"
         elif found.hit == limit:
-            reason = "everything that may be reused was"
+            cause, reason = MissCause.NONE, "everything that may be reused was"
         elif found.hit < min(found.matched, limit):
             whom = ", ".join(short) or "all groups together"
+            cause = MissCause.NO_CHECKPOINT
             reason = f"no checkpoint between tokens {found.hit} and {found.matched} for {whom}"
         elif found.remembered > found.matched:
+            cause = MissCause.EVICTED
             reason = f"tokens {found.matched} to {found.remembered} were cached and have been evicted"
         else:
+            cause = MissCause.NEVER_CACHED
             reason = f"never cached: the key differs in tokens {found.matched} to {found.matched + self._unit}"
         return HitExplanation(
             prompt_tokens=request.num_tokens, hit_tokens=found.hit, matched_tokens=found.matched,
-            reach=reach, limited_by=short, reason=reason,
+            reach=reach, limited_by=short, cause=cause, reason=reason,
         )  # fmt: skip
 
     def row(self, request: CachedRequest) -> int:

@@ -6,6 +6,7 @@ Owns plain records and their wording. Computes nothing that the managers do not 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,12 +44,22 @@ class CacheReport:
         return sum(group.uniform_bytes for group in self.groups)
 
 
+class MissCause(StrEnum):
+    """Why a hit was no longer than it was: ``none`` where everything that may be reused was."""
+
+    NONE = "none"
+    OFF = "off"
+    NO_CHECKPOINT = "no_checkpoint"
+    EVICTED = "evicted"
+    NEVER_CACHED = "never_cached"
+
+
 @dataclass(frozen=True, kw_only=True)
 class HitExplanation:
     """Why a prompt of ``prompt_tokens`` hit ``hit_tokens``.
 
     matched_tokens: longest prefix that the growing groups have. reach: tokens that every group alone would have allowed, by the
-    group's law. limited_by: laws of the groups that lowered the hit. reason: one sentence.
+    group's law. limited_by: laws of the groups that lowered the hit. cause: one word. reason: one sentence.
     """
 
     prompt_tokens: int
@@ -56,4 +67,5 @@ class HitExplanation:
     matched_tokens: int
     reach: tuple[tuple[str, int], ...]
     limited_by: tuple[str, ...]
+    cause: MissCause
     reason: str

@@ -86,6 +86,13 @@ class Request:
         )  # fmt: skip
 
     @property
+    def to_score(self) -> int:
+        """Prompt tokens whose logprobs are wanted and not there yet."""
+        if self.params.prompt_logprobs is None or self.branch:
+            return 0
+        return len(self.prompt_token_ids) - 1 - len(self.scored)
+
+    @property
     def barred(self) -> tuple[int, ...]:
         """Tokens that would end the text before ``min_tokens``."""
         if len(self.output_token_ids) >= self.params.min_tokens:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
@@ -24,7 +24,7 @@ import numpy as np
 from octavo.base import CapacityError, ConfigError
 from octavo.cache.layout import CacheLayout
 from octavo.cache.manager import KVCacheManager, Lookup
-from octavo.cache.report import HitExplanation
+from octavo.cache.report import HitExplanation, MissCause
 from octavo.sched.request import FinishReason, Request, RequestState, branch_id
 from octavo.sched.step import StepPlan, StepResult, TokenLogprobs
 
@@ -43,8 +43,8 @@ class _Queued:
     def __init__(self, request: Request, arrival: int) -> None:
         self.request, self.arrival = request, arrival
         self.place = (-request.priority, arrival, request.branch)
-        # Logprobs of the prompt want every token computed.
-        self.waited, self.cold, self.stay, self.row = 0, request.params.prompt_logprobs is not None, 0, -1
+        # What is found in the cache cannot be scored.
+        self.waited, self.cold, self.stay, self.row = 0, request.to_score > 0, 0, -1
 
     def __lt__(self, other: _Queued) -> bool:
         return self.place < other.place
@@ -77,7 +77,7 @@ def _special(parts: Sequence[_Part]) -> dict[str, Any]:
         if request.plain:
             continue
         last = min(part.stop + 1, prompt)
-        if request.params.prompt_logprobs is not None and last - 1 > len(request.scored):
+        if request.to_score and last - 1 > len(request.scored):
             scored[index] = request.token_ids(part.start + 1, last)
         if part.stop < request.num_tokens:
             continue
@@ -175,6 +175,16 @@ class Scheduler:
         """Requests that have a row."""
         return len(self._running)
 
+    @property
+    def requests(self) -> tuple[Request, ...]:
+        """Unfinished requests: running ones in the order in which they are served, then waiting ones."""
+        return tuple(queued.request for queued in (*self._running, *self._waiting))
+
+    @property
+    def explanations(self) -> dict[str, HitExplanation]:
+        """Hit explanations by request id, ended requests' too, oldest first."""
+        return dict(self._explanations)
+
     def explain(self, request_id: str) -> HitExplanation | None:
         """Why a request's prefix hit was what it was when it was first admitted; None before that, and long after."""
         return self._explanations.get(request_id)
@@ -226,7 +236,8 @@ class Scheduler:
         """Take a request's pages; it will start again, from its own cached prefix unless ``cold``."""
         self._running.remove(queued)
         self.cache.free(queued.request, in_flight=self._is_in_flight(queued), publish=publish)
-        queued.request.state, queued.cold, queued.stay = RequestState.WAITING, cold, queued.stay + 1
+        queued.request.state, queued.stay = RequestState.WAITING, queued.stay + 1
+        queued.cold = cold or queued.request.to_score > 0
         queued.request.num_preemptions += 1
         self.num_preemptions += 1
         insort(self._waiting, queued)
@@ -267,6 +278,9 @@ class Scheduler:
         request.state, queued.row = RequestState.RUNNING, self.cache.row(request)
         if not request.num_preemptions:
             request.num_cached_tokens = start
+            if cold:
+                why = "the whole prompt had to be computed"
+                explanation = replace(explanation, hit_tokens=0, cause=MissCause.OFF, reason=why)
             self._explanations[request.request_id] = explanation
             if len(self._explanations) > MAX_EXPLANATIONS:
                 del self._explanations[next(iter(self._explanations))]

@@ -1,0 +1,356 @@
+"""The asynchronous API: many clients, one engine that steps in a thread of its own.
+
+Owns ``AsyncLLM``: the thread, the commands to it, and what arrives for every request. The thread alone touches scheduler and
+runner; the event loop alone touches clients. Between them go commands, carried out between two steps, and deltas, one call of
+the event loop per step. So a long step delays tokens, never the event loop. Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from itertools import count
+from queue import SimpleQueue
+from typing import Any, Protocol, Self, TypedDict, TypeVar, Unpack
+
+from octavo.base import ConfigError, OctavoError
+from octavo.engine import insight
+from octavo.engine.core import TokenEvent
+from octavo.engine.insight import EngineCounters, Tally
+from octavo.engine.live import Live, Prompt
+from octavo.engine.llm import LLM
+from octavo.engine.outputs import CompletionDelta, RequestDelta, RequestOutput
+from octavo.engine.text import Tokenizer
+from octavo.sched.sampling import SamplingParams
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+
+class QueueFullError(OctavoError):
+    """As many requests wait as may. ``retry_after``: seconds after which trying again makes sense."""
+
+    def __init__(self, retry_after: float) -> None:
+        super().__init__(f"too many requests are waiting; try again in {retry_after:.0f} s")
+        self.retry_after = retry_after
+
+
+class EngineClosedError(OctavoError):
+    """The engine is shutting down: it takes nothing new, and what could not finish in time has been ended."""
+
+
+class EngineDeadError(OctavoError):
+    """The engine broke one of its own promises and has stopped; only a restart helps."""
+
+
+class StepFailedError(OctavoError):
+    """The step that computed this request crashed. The request is gone, the engine goes on."""
+
+
+class RequestOptions(TypedDict, total=False):
+    """What a request may bring beside prompt and params.
+
+    request_id: unique among those that run. priority: higher goes first. cache_salt: requests with different salts share
+    nothing. marks: positions in the prompt where others will want to go on.
+    """
+
+    request_id: str
+    priority: int
+    cache_salt: str
+    marks: Sequence[int]
+
+
+class Recorder(Protocol):
+    """Told how requests fare, on the event loop's thread. All times in seconds."""
+
+    def first_token(self, seconds: float) -> None:
+        """Time from arrival to the first token."""
+
+    def inter_token(self, seconds: float) -> None:
+        """Time between two tokens of one continuation."""
+
+    def finished(self, reason: str, *, prompt_tokens: int, cached_tokens: int, generated_tokens: int, seconds: float) -> None:
+        """A request ended after ``seconds``: ``stop``, ``length``, ``abort`` or ``error``."""
+
+
+class _Session:
+    """One request as its client sees it: what arrives, and the times that a recorder wants to know."""
+
+    def __init__(self, live: Live, recorder: Recorder | None, began: float) -> None:
+        self.live, self.loop = live, asyncio.get_running_loop()
+        self.items: asyncio.Queue[tuple[float, RequestDelta | OctavoError]] = asyncio.Queue()
+        self.reason = "abort"
+        self._recorder, self._began = recorder, began
+        self._last: dict[int, float] = {}
+        self._tokens = 0
+
+    async def next(self) -> RequestDelta:
+        """The next delta; raises what ended the request instead."""
+        when, item = await self.items.get()
+        if isinstance(item, OctavoError):
+            self.reason = "error"
+            raise item
+        for output in item.outputs:
+            self._note(output, when)
+        return item
+
+    def _note(self, output: CompletionDelta, when: float) -> None:
+        if self._recorder is not None and not self._last:
+            self._recorder.first_token(when - self._began)
+        if self._recorder is not None and output.index in self._last:
+            self._recorder.inter_token(when - self._last[output.index])
+        self._last[output.index] = when
+        self._tokens += len(output.token_ids)
+        self.reason = output.finish_reason or self.reason
+
+    def end(self, now: float) -> float:
+        """The request has ended; returns the seconds it took."""
+        if self._recorder is not None:
+            self._recorder.finished(
+                self.reason,
+                prompt_tokens=len(self.live.request.prompt_token_ids),
+                cached_tokens=self.live.request.num_cached_tokens,
+                generated_tokens=self._tokens,
+                seconds=now - self._began,
+            )
+        return now - self._began
+
+
+class AsyncLLM:
+    """An ``LLM`` for many clients at once.
+
+    llm: belongs to this object from now on; nobody else may step it.
+    max_waiting: continuations that may wait for a place in the batch; more are refused with QueueFullError.
+    recorder: told about times and tokens. model_name: what clients call the model; by default the last part of its path.
+    """
+
+    def __init__(
+        self, llm: LLM, *, max_waiting: int = 256, recorder: Recorder | None = None, model_name: str | None = None
+    ) -> None:
+        if max_waiting < 0:
+            raise ConfigError(f"max_waiting must be at least 0, not {max_waiting}")
+        self._llm, self._core, self._recorder = llm, llm.core, recorder
+        self.model_name = model_name or llm.config.model.rstrip("/").rsplit("/", 1)[-1]
+        self._max_waiting = max_waiting
+        self._commands: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()
+        self._sessions: dict[str, _Session] = {}
+        self._tally, self._ids = Tally(), count()
+        # Encoding a long prompt takes a while; one thread, since tokenizers need not be safe in several.
+        self._encoder = ThreadPoolExecutor(1, thread_name_prefix="octavo-encode")
+        self._taken, self._mean_seconds, self._began = 0, 1.0, time.monotonic()
+        self._closing = self._stopping = False
+        self._ended: OctavoError | None = None
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="octavo-engine", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def load(cls, model: str, *, max_waiting: int = 256, recorder: Recorder | None = None, **options: Any) -> Self:
+        """Load a model with the options of ``LLM``."""
+        return cls(LLM(model, **options), max_waiting=max_waiting, recorder=recorder)
+
+    # -- clients: on the event loop ----------------------------------------------------------------------------------------
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The model's tokenizer, None where it was not loaded."""
+        return self._llm.tokenizer
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of one request, prompt and output."""
+        return self._llm.built.max_model_len
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below it."""
+        return self._llm.built.spec.vocab_size
+
+    @property
+    def is_alive(self) -> bool:
+        """False once the engine has broken down or was closed."""
+        return self._ended is None
+
+    @property
+    def closing(self) -> bool:
+        """True once ``close`` was called."""
+        return self._closing
+
+    async def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
+    ) -> AsyncGenerator[RequestDelta, None]:
+        """Continue one prompt; yields what every step adds. Closing or cancelling the iterator ends the request.
+
+        Raises at the first step ConfigError and CapacityError for what is wrong with the request, QueueFullError where too
+        many wait; at any step StepFailedError, EngineClosedError and EngineDeadError.
+        """
+        async with self._session(prompt, params or SamplingParams(), options) as session:
+            finished = False
+            while not finished:
+                delta = await session.next()
+                finished = delta.finished
+                yield delta
+
+    async def generate(
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
+    ) -> RequestOutput:
+        """Continue one prompt and return everything at its end. Raises what ``stream`` raises."""
+        async with self._session(prompt, params or SamplingParams(), options) as session:
+            while not (await session.next()).finished:
+                pass
+            return session.live.output()
+
+    async def counters(self) -> EngineCounters:
+        """Numbers for metrics, taken between two steps."""
+        return await self._call(lambda: insight.count(self._core.scheduler, self._tally))
+
+    async def snapshot(self) -> dict[str, Any]:
+        """Everything about requests and cache, taken between two steps, for ``json.dumps(..., default=vars)``.
+
+        docs/inspecting.md says what it means.
+        """
+        about = {"model": self.model_name, "uptime_seconds": time.monotonic() - self._began}
+        return about | await self._call(lambda: insight.describe(self._core.scheduler, self._tally))
+
+    async def close(self, *, timeout: float = 30.0) -> None:
+        """Refuse new requests, let those that run finish for up to ``timeout`` seconds, end the rest, and stop the thread."""
+        self._closing = True
+        deadline = time.monotonic() + timeout
+        while self._taken and self.is_alive and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        self._post(self._stop)
+        # A step that is being computed cannot be interrupted; the thread is a daemon and does not keep the process.
+        await asyncio.to_thread(self._thread.join, max(1.0, deadline - time.monotonic()))
+        self._encoder.shutdown(wait=False, cancel_futures=True)
+
+    @asynccontextmanager
+    async def _session(self, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> AsyncIterator[_Session]:
+        began = time.monotonic()
+        self._refuse_unless_open(params.n)
+        self._taken += params.n
+        try:
+            named: RequestOptions = {**options, "request_id": options.get("request_id") or str(next(self._ids))}
+            make = partial(self._llm.prompts.make, prompt, params, **named)
+            live = await asyncio.get_running_loop().run_in_executor(self._encoder, make)
+            session = _Session(live, self._recorder, began)
+            try:
+                await self._call(partial(self._enter, session))
+                yield session
+            finally:
+                # Commands are carried out in order: whatever became of entering, after this the request is gone.
+                self._post(partial(self._leave, session))
+                self._mean_seconds += 0.1 * (session.end(time.monotonic()) - self._mean_seconds)
+        finally:
+            self._taken -= params.n
+
+    def _refuse_unless_open(self, continuations: int) -> None:
+        if self._ended is not None:
+            raise type(self._ended)(*self._ended.args)
+        if self._closing:
+            raise EngineClosedError("the engine is shutting down and takes no new requests")
+        slots = self._llm.config.max_num_seqs
+        if self._taken + continuations > slots + self._max_waiting:
+            # Roughly when half of those that wait will have had their turn.
+            raise QueueFullError(max(1.0, self._mean_seconds * (self._taken - slots) / (2 * slots)))
+
+    def _post(self, command: Callable[[], T]) -> Future[T]:
+        """Have a command carried out between two steps. It fails where the thread has ended."""
+        done: Future[T] = Future()
+        with self._lock:
+            if self._ended is None:
+                self._commands.put((command, done))
+            else:
+                done.set_exception(type(self._ended)(*self._ended.args))
+        return done
+
+    async def _call(self, command: Callable[[], T]) -> T:
+        """Have a command carried out, and wait for what it returns or raises."""
+        return await asyncio.wrap_future(self._post(command))
+
+    # -- the engine: in its own thread -------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        """Carry out commands and step, until told to stop or broken."""
+        ended: OctavoError = EngineClosedError("the engine was shut down")
+        try:
+            while not self._stopping:
+                self._obey(wait=not self._core.has_work)
+                if self._core.has_work and not self._stopping:
+                    self._deliver(self._core.step())
+        except BaseException as error:
+            log.exception("the engine has stopped")
+            ended = EngineDeadError(f"the engine has stopped: {error!r}")
+        with self._lock:
+            self._ended = ended
+        self._hand_out([(session, ended) for session in self._sessions.values()])
+        while not self._commands.empty():
+            self._commands.get()[1].set_exception(ended)
+
+    def _obey(self, *, wait: bool) -> None:
+        """Carry out all commands there are; with ``wait``, at least one."""
+        while wait or not self._commands.empty():
+            command, done = self._commands.get()
+            wait = False
+            if done.set_running_or_notify_cancel():
+                try:
+                    done.set_result(command())
+                except Exception as error:
+                    done.set_exception(error)
+
+    def _enter(self, session: _Session) -> None:
+        self._core.add(session.live.request)
+        self._sessions[session.live.request.request_id] = session
+
+    def _leave(self, session: _Session) -> None:
+        request_id = session.live.request.request_id
+        # Another request's, where entering failed because the id was in use.
+        if self._sessions.get(request_id) is session:
+            del self._sessions[request_id]
+            self._core.abort(request_id)
+
+    def _stop(self) -> None:
+        """End what is left, so that every page is given back."""
+        self._stopping = True
+        for request_id in self._sessions:
+            self._core.abort(request_id)
+
+    def _deliver(self, events: Sequence[TokenEvent]) -> None:
+        """Turn events into deltas and hand them out."""
+        items: list[tuple[_Session, RequestDelta | OctavoError]] = []
+        self._tally.crashed_steps += any(event.error is not None for event in events)
+        for event in events:
+            session = self._sessions.get(event.request_id)
+            if session is None:
+                continue
+            if event.error is not None:
+                log.error("a step crashed", exc_info=event.error)
+                items.append((session, StepFailedError(f"the step that computed this request crashed: {event.error!r}")))
+            else:
+                delta = session.live.advance(self._core, event)
+                self._tally.add(delta)
+                items.append((session, delta))
+            if event.error is not None or session.live.finished:
+                del self._sessions[event.request_id]
+        self._hand_out(items)
+
+    def _hand_out(self, items: Sequence[tuple[_Session, RequestDelta | OctavoError]]) -> None:
+        """Give every session what is its own: one call of each event loop."""
+        now = time.monotonic()
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Session, RequestDelta | OctavoError]]] = {}
+        for session, item in items:
+            by_loop.setdefault(session.loop, []).append((session, item))
+        for loop, mine in by_loop.items():
+            # A loop that was closed has no clients left.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(_fill, mine, now)
+
+
+def _fill(items: Sequence[tuple[_Session, RequestDelta | OctavoError]], now: float) -> None:
+    for session, item in items:
+        session.items.put_nowait((now, item))

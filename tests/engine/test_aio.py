@@ -1,0 +1,343 @@
+"""The asynchronous engine: many clients at once, cancellation, crashes, shutdown; pages are conserved through all of it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo import LLM, CapacityError, ConfigError, SamplingParams
+from octavo.engine.aio import AsyncLLM, EngineClosedError, EngineDeadError, QueueFullError, StepFailedError
+from octavo.sched.step import StepPlan, StepResult
+from tests import tiny
+from tests.engine.test_text import BYTES
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+LONG = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tiny.write("gemma3", tmp_path_factory.mktemp("aio"))
+    BYTES.backend.save_pretrained(directory)
+    return directory
+
+
+def load(model: Path, **options: Any) -> LLM:
+    return LLM(model, dtype="float32", device="cpu", kv_memory="16MiB", max_model_len=256, **options)
+
+
+@asynccontextmanager
+async def serving(llm: LLM, **options: Any) -> AsyncIterator[AsyncLLM]:
+    engine = AsyncLLM(llm, **options)
+    try:
+        yield engine
+    finally:
+        await engine.close(timeout=10)
+        assert not engine._thread.is_alive()
+
+
+def conserved(llm: LLM) -> None:
+    """Nothing runs, and every page is free or cached."""
+    llm.core.scheduler.check()
+    assert not llm.core.has_work
+    pool = llm.core.scheduler.cache.coordinator.pool
+    for bucket in range(len(llm.built.layout.arena.page_units)):
+        counts = pool.counts(bucket)
+        assert counts.held == counts.limbo == 0
+
+
+class Gate:
+    """Lets a runner through step by step, and may make it crash."""
+
+    def __init__(self, llm: LLM) -> None:
+        self._inner = llm.core._runner
+        llm.core._runner = self
+        self.steps = threading.Semaphore(0)
+        self.entered = threading.Event()
+        self.crash: BaseException | None = None
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self.entered.set()
+        assert self.steps.acquire(timeout=30), "nobody opened the gate"
+        if self.crash is not None:
+            crash, self.crash = self.crash, None
+            raise crash
+        return self._inner.execute(plan)
+
+    def open(self) -> None:
+        for _ in range(10_000):
+            self.steps.release()
+
+
+@pytest.fixture
+def gated(model: Path) -> Iterator[tuple[LLM, Gate]]:
+    llm = load(model)
+    gate = Gate(llm)
+    yield llm, gate
+    gate.open()
+
+
+def test_many_clients_get_what_each_would_get_alone(model: Path) -> None:
+    llm = load(model, max_num_seqs=4)
+    prompts = [f"prompt number {i} " * (1 + i % 5) for i in range(24)]
+    alone = [output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY, progress=False)]
+
+    async def main() -> list[Any]:
+        async with serving(llm) as engine:
+            return await asyncio.gather(*(engine.generate(prompt, GREEDY) for prompt in prompts))
+
+    outputs = asyncio.run(main())
+    assert [output.outputs[0].token_ids for output in outputs] == alone
+    assert [output.outputs[0].text for output in outputs] == [BYTES.decode(ids) for ids in alone]
+    conserved(llm)
+
+
+def test_deltas_joined_are_the_output(model: Path) -> None:
+    llm = load(model)
+    params = SamplingParams(n=3, temperature=1.2, seed=5, max_tokens=20, ignore_eos=True, logprobs=2, prompt_logprobs=1)
+    (whole,) = llm.generate("hello", params, progress=False)
+
+    async def main() -> list[Any]:
+        async with serving(llm) as engine:
+            return [delta async for delta in engine.stream("hello", params)]
+
+    deltas = asyncio.run(main())
+    assert [delta.finished for delta in deltas] == [False] * (len(deltas) - 1) + [True]
+    assert deltas[0].prompt_token_ids == whole.prompt_token_ids
+    assert list(deltas[0].prompt_logprobs) == whole.prompt_logprobs
+    assert deltas[0].explanation is not None and all(delta.explanation is None for delta in deltas[1:])
+    for index, completion in enumerate(whole.outputs):
+        mine = [output for delta in deltas for output in delta.outputs if output.index == index]
+        assert "".join(output.text for output in mine) == completion.text
+        assert [token for output in mine for token in output.token_ids] == completion.token_ids
+        assert [entry for output in mine for entry in output.logprobs] == completion.logprobs
+        assert [output.finish_reason for output in mine if output.finish_reason] == ["length"]
+    conserved(llm)
+
+
+def test_a_client_that_leaves_frees_its_pages_within_one_step(gated: tuple[LLM, Gate]) -> None:
+    llm, gate = gated
+
+    async def main() -> None:
+        async with serving(llm) as engine:
+            stream = engine.stream("a prompt of some length", LONG)
+            gate.steps.release(2)
+            await anext(stream)
+            await anext(stream)
+            await asyncio.to_thread(gate.entered.wait, 10)
+            await stream.aclose()
+            gate.steps.release()
+            counters = await engine.counters()
+            assert counters.num_running == counters.num_waiting == 0
+            assert all(bucket.held == bucket.limbo == 0 for bucket in counters.pages.buckets)
+
+    asyncio.run(main())
+    conserved(llm)
+
+
+def test_a_cancelled_task_ends_its_request_wherever_it_is(gated: tuple[LLM, Gate]) -> None:
+    llm, gate = gated
+
+    async def main() -> None:
+        async with serving(llm) as engine:
+            tasks = [asyncio.create_task(engine.generate("prompt " * i, LONG)) for i in range(1, 6)]
+            tasks[0].cancel()
+            await asyncio.sleep(0)
+            tasks[1].cancel()
+            await asyncio.to_thread(gate.entered.wait, 10)
+            tasks[2].cancel()
+            gate.steps.release(3)
+            await asyncio.sleep(0.05)
+            tasks[3].cancel()
+            gate.open()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            assert [isinstance(result, asyncio.CancelledError) for result in results] == [True] * 4 + [False]
+            assert len(results[4].outputs[0].token_ids) == 200
+            assert not engine._sessions and not engine._taken
+
+    asyncio.run(main())
+    conserved(llm)
+
+
+def test_the_event_loop_goes_on_while_a_step_is_computed(gated: tuple[LLM, Gate]) -> None:
+    llm, gate = gated
+
+    async def main() -> int:
+        async with serving(llm) as engine:
+            task = asyncio.create_task(engine.generate("prompt", GREEDY))
+            await asyncio.to_thread(gate.entered.wait, 10)
+            turns = 0
+            for turns in range(1, 101):
+                await asyncio.sleep(0)
+            assert not task.done() and engine.is_alive
+            gate.open()
+            await task
+            return turns
+
+    assert asyncio.run(main()) == 100
+    conserved(llm)
+
+
+def test_a_crashed_step_ends_its_requests_and_the_engine_goes_on(gated: tuple[LLM, Gate]) -> None:
+    llm, gate = gated
+
+    async def main() -> None:
+        async with serving(llm) as engine:
+            first = asyncio.create_task(engine.generate("first", LONG))
+            await asyncio.to_thread(gate.entered.wait, 10)
+            gate.steps.release(3)
+            second = asyncio.create_task(engine.generate("second", SamplingParams(n=2, seed=1, max_tokens=50)))
+            await asyncio.sleep(0.05)
+            gate.crash = RuntimeError("out of memory, say")
+            gate.steps.release()
+            for task in (first, second):
+                with pytest.raises(StepFailedError, match="out of memory"):
+                    await task
+            gate.open()
+            assert len((await engine.generate("third", GREEDY)).outputs[0].token_ids) == 12
+            assert engine.is_alive and (await engine.counters()).crashed_steps == 1
+
+    asyncio.run(main())
+    conserved(llm)
+
+
+def test_what_the_scheduler_breaks_kills_the_engine_and_nobody_waits(gated: tuple[LLM, Gate]) -> None:
+    llm, gate = gated
+
+    async def main() -> None:
+        async with serving(llm) as engine:
+            task = asyncio.create_task(engine.generate("first", LONG))
+            await asyncio.to_thread(gate.entered.wait, 10)
+
+            def broken() -> None:
+                raise AssertionError("an invariant")
+
+            llm.core.scheduler.schedule = broken  # type: ignore[method-assign]
+            gate.open()
+            with pytest.raises(EngineDeadError, match="an invariant"):
+                await task
+            assert not engine.is_alive
+            with pytest.raises(EngineDeadError):
+                await engine.generate("second", GREEDY)
+            with pytest.raises(EngineDeadError):
+                await engine.counters()
+
+    asyncio.run(main())
+
+
+def test_wrong_requests_are_refused_and_leave_nothing(model: Path) -> None:
+    llm = load(model)
+
+    async def main() -> None:
+        async with serving(llm) as engine:
+            with pytest.raises(ConfigError, match="empty"):
+                await engine.generate([], GREEDY)
+            with pytest.raises(ConfigError, match="vocabulary"):
+                await engine.generate([10**6], GREEDY)
+            with pytest.raises(CapacityError, match="max_model_len"):
+                await engine.generate("x" * 300, GREEDY)
+            stream = engine.stream("hello", LONG, request_id="same")
+            await anext(stream)
+            with pytest.raises(ConfigError, match="in use"):
+                await engine.generate("hello", GREEDY, request_id="same")
+            # The one that was refused has not taken the other one with it.
+            assert len([delta async for delta in stream]) == 199
+            assert not engine._taken
+
+    asyncio.run(main())
+    conserved(llm)
+
+
+def test_a_full_queue_refuses_and_says_when_to_come_back(model: Path) -> None:
+    llm = load(model, max_num_seqs=2)
+    gate = Gate(llm)
+
+    async def main() -> None:
+        async with serving(llm, max_waiting=3) as engine:
+            tasks = [asyncio.create_task(engine.generate("prompt", GREEDY)) for _ in range(5)]
+            await asyncio.sleep(0)
+            with pytest.raises(QueueFullError, match="try again in") as refused:
+                await engine.generate("one more", GREEDY)
+            assert refused.value.retry_after >= 1
+            gate.open()
+            await asyncio.gather(*tasks)
+            await engine.generate("now there is room", GREEDY)
+
+    asyncio.run(main())
+    conserved(llm)
+
+
+def test_close_lets_running_requests_finish_and_refuses_new_ones(gated: tuple[LLM, Gate]) -> None:
+    llm, gate = gated
+
+    async def main() -> None:
+        engine = AsyncLLM(llm)
+        task = asyncio.create_task(engine.generate("prompt", GREEDY))
+        await asyncio.to_thread(gate.entered.wait, 10)
+        closing = asyncio.create_task(engine.close(timeout=20))
+        await asyncio.sleep(0)
+        with pytest.raises(EngineClosedError):
+            await engine.generate("late", GREEDY)
+        gate.open()
+        assert len((await task).outputs[0].token_ids) == 12
+        await closing
+        assert not engine._thread.is_alive()
+
+    asyncio.run(main())
+    conserved(llm)
+
+
+def test_close_ends_what_does_not_finish_in_time(gated: tuple[LLM, Gate]) -> None:
+    llm, gate = gated
+
+    async def main() -> None:
+        engine = AsyncLLM(llm)
+        task = asyncio.create_task(engine.generate("prompt", LONG))
+        await asyncio.to_thread(gate.entered.wait, 10)
+        gate.steps.release(2)
+        closing = asyncio.create_task(engine.close(timeout=0))
+        await asyncio.sleep(0.05)
+        gate.steps.release()
+        await closing
+        with pytest.raises(EngineClosedError):
+            await task
+        assert not engine._thread.is_alive()
+
+    asyncio.run(main())
+    conserved(llm)
+
+
+def test_priority_salt_and_marks_reach_the_scheduler(gated: tuple[LLM, Gate]) -> None:
+    llm, gate = gated
+    order: list[str] = []
+
+    async def run(engine: AsyncLLM, name: str, **options: Any) -> Any:
+        output = await engine.generate("a prompt that is longer than two units of hash", GREEDY, **options)
+        order.append(name)
+        return output
+
+    async def main() -> list[Any]:
+        async with serving(llm) as engine:
+            blocker = asyncio.create_task(engine.generate("blocker", GREEDY))
+            await asyncio.to_thread(gate.entered.wait, 10)
+            tasks = [
+                asyncio.create_task(run(engine, "low", priority=-1, cache_salt="a")),
+                asyncio.create_task(run(engine, "high", priority=5, cache_salt="b")),
+            ]
+            await asyncio.sleep(0.05)
+            gate.open()
+            first = await asyncio.gather(*tasks)
+            await blocker
+            again = [await run(engine, "again", cache_salt=salt, marks=(16,)) for salt in ("a", "c")]
+            return [*first, *again]
+
+    outputs = asyncio.run(main())
+    assert [output.num_cached_tokens for output in outputs] == [0, 0, 32, 0]
+    assert len({tuple(output.outputs[0].token_ids) for output in outputs}) == 1
+    conserved(llm)
