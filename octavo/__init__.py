@@ -1,6 +1,7 @@
 """octavo: long-context inference on a hybrid KV cache manager.
 
-Owns the public names. ``LLM`` and its outputs are loaded when first touched, so that ``import octavo`` needs no torch.
+Owns the public names. ``LLM`` and its outputs are loaded when first touched, so that ``import octavo`` needs no torch; so is
+``plan``, which never needs it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from octavo.sched.sampling import SamplingParams
 if TYPE_CHECKING:
     from octavo.engine.llm import LLM
     from octavo.engine.outputs import CompletionOutput, RequestOutput
+    from octavo.plan.planner import plan
 
 __version__ = "0.1.0"
 
@@ -27,6 +29,7 @@ __all__ = [
     "SamplingParams",
     "UnsupportedError",
     "__version__",
+    "plan",
 ]
 
 
@@ -35,4 +38,7 @@ def __getattr__(name: str) -> Any:
         return import_module("octavo.engine.llm").LLM
     if name in ("CompletionOutput", "RequestOutput"):
         return getattr(import_module("octavo.engine.outputs"), name)
+    if name == "plan":
+        # A package that can be called: it has this name, so nothing else can have it once it is imported.
+        return import_module("octavo.plan")
     raise AttributeError(f"module 'octavo' has no attribute {name!r}")

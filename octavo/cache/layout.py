@@ -91,9 +91,10 @@ CPU = Profile(
     name="cpu", growing_tokens=128, growing_head_bytes=32 * 1024, bounded_tokens=64, kernel_tokens=64, least_tokens=16,
     small_penalty=0.1,
 )  # fmt: skip
+# A GPU's kernels gather entries wherever they lie, so small blocks cost them little beyond longer tables.
 GPU = Profile(
-    name="gpu", growing_tokens=64, growing_head_bytes=8 * 1024, bounded_tokens=64, kernel_tokens=16, least_tokens=16,
-    small_penalty=0.05,
+    name="gpu", growing_tokens=32, growing_head_bytes=8 * 1024, bounded_tokens=64, kernel_tokens=16, least_tokens=16,
+    small_penalty=0.008,
 )  # fmt: skip
 PROFILES: Mapping[str, Profile] = MappingProxyType({profile.name: profile for profile in (CPU, GPU)})
 """Profiles by torch's name of the device type, ``gpu`` standing for all accelerators."""
@@ -291,10 +292,15 @@ def bound_bytes(layout: CacheLayout, n: int | None = None) -> int:
     total = 0
     for (law, stride), size in _sizes(layout).items():
         if law.prefix is not None:
-            # The span counts the token being computed, which is not resident yet unless it replaces what it reads.
-            most = law.prefix + law.span - (0 if law.reads_before_writing else 1)
+            most = resident_tokens(law)
             total += (most if n is None else min(n, most)) // stride * size
     return total
+
+
+def resident_tokens(law: Law) -> int:
+    """Most tokens in ``needs(n)`` of a bounded law. The span counts token n, there only if it replaces what it reads."""
+    assert law.prefix is not None
+    return law.prefix + law.span - (0 if law.reads_before_writing else 1)
 
 
 def ideal_bytes(layout: CacheLayout, n: int) -> int:
@@ -328,7 +334,7 @@ def _sizes(layout: CacheLayout) -> dict[tuple[Law, int], int]:
 
 
 def law_entries(law: Law, stride: int, n: np.ndarray) -> np.ndarray:
-    """Entries in ``needs(n)`` of a stream, for an array of ``n``: each interval cut to whole entries, as ``Stream.needs`` does."""
+    """Entries in ``needs(n)`` of a stream for an array of ``n``, each interval cut to whole entries as by ``Stream.needs``."""
     front = n if law.prefix is None else np.minimum(law.prefix, n)
     start = np.maximum(law.first(n), 0)
     joined = start <= front

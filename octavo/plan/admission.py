@@ -1,7 +1,7 @@
 """The proof of a plan: synthetic requests, admitted one after another by the real cache manager until one is refused.
 
 Owns the order of calls, which is the scheduler's: look up, admit, extend by a chunk, commit; all earlier requests decode in the
-same steps until they have their full length, and stay. Knows no model and no tensors: every step is received as soon as planned.
+same steps until they have their full length, and stay. Knows no model and no tensors: a step is received as soon as planned.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _accepts(cache: KVCacheManager, n: int) -> bool:
 
 
 def _step(cache: KVCacheManager, new: Synthetic | None, decoding: list[Synthetic], step: int, chunk: int) -> None:
-    """One step: a chunk of the new request's prompt, and a token of every earlier one; those that are complete leave the list."""
+    """One step: a chunk of the new request's prompt, and a token of every earlier one; complete ones leave the list."""
     decoding[:] = [request for request in decoding if cache.scheduled(request) < request.total]
     rows = np.array([cache.row(request) for request in decoding], np.int64)
     starts, hard = cache.scheduled_tokens(rows), cache.needs_extend(rows)
@@ -96,7 +96,9 @@ def _step(cache: KVCacheManager, new: Synthetic | None, decoding: list[Synthetic
     if new is not None:
         start = cache.scheduled(new)
         stop = min(new.prompt, start + chunk)
-        assert cache.extend(new, stop, step) or cache.extend(new, stop, step, checkpoints=False), "an admitted prompt has its pages"
+        assert cache.extend(new, stop, step) or cache.extend(new, stop, step, checkpoints=False), (
+            "an admitted prompt has its pages"
+        )
         rows, starts, stops = np.append(rows, cache.row(new)), np.append(starts, start), np.append(stops, stop)
     if len(rows):
         cache.plan_step(rows, starts, np.concatenate([[0], np.cumsum(stops - starts)]))

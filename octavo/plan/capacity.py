@@ -95,7 +95,9 @@ def allocated_line(layout: CacheLayout) -> tuple[float, int]:
     """(arena bytes per token, arena bytes per request): what pages of growing groups and full rings cost."""
     unit = layout.arena.unit_bytes
     slope = sum(group.page_units * unit / group.block_tokens for group in layout.groups if group.fixed is None)
-    return slope, sum((group.fixed + group.turning) * group.page_units * unit for group in layout.groups if group.fixed is not None)
+    return slope, sum(
+        (group.fixed + group.turning) * group.page_units * unit for group in layout.groups if group.fixed is not None
+    )
 
 
 def waste_at(layout: CacheLayout, n: int, *, memory: int) -> Waste:
@@ -103,7 +105,9 @@ def waste_at(layout: CacheLayout, n: int, *, memory: int) -> Waste:
     arena, count, pages = layout.arena, requests_that_fit(layout, n), request_pages(layout, n)
     unit = arena.unit_bytes
     by_bucket = [count * each for each in pages_by_bucket(layout, pages)]
-    slabs = [arena.slabs_for([each if b == bucket else 0 for b, each in enumerate(by_bucket)]) for bucket in range(len(by_bucket))]
+    slabs = [
+        arena.slabs_for([each if b == bucket else 0 for b, each in enumerate(by_bucket)]) for bucket in range(len(by_bucket))
+    ]
     places = [used * arena.pages_per_slab(bucket) for bucket, used in enumerate(slabs)]
     entries = sum(each * _entry_bytes(group) for each, group in zip(pages, layout.groups, strict=True))
     formats = sum(each * group.format.page_bytes for each, group in zip(pages, layout.groups, strict=True))

@@ -69,7 +69,7 @@ def weight_bits(config: Mapping[str, Any]) -> float:
 
 
 def cache_bytes(device: int, weights: int, tp: int) -> int:
-    """Arena bytes of one of ``tp`` devices that hold ``weights`` together. Raises CapacityError where the weights do not fit."""
+    """Arena bytes of one of ``tp`` devices that hold ``weights`` together. Raises CapacityError where they do not fit."""
     free = device - weights // tp
     if free <= 0:
         raise CapacityError(

@@ -6,8 +6,9 @@ kind, prints nothing, and reads no file but the config (and the sizes of weights
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -51,6 +52,7 @@ def plan(
     config: Source,
     *,
     context: int | None = None,
+    max_model_len: int | None = None,
     memory: int | str | None = None,
     gpu: str | None = None,
     count: int = 1,
@@ -71,6 +73,7 @@ def plan(
     """Plan a model's caches.
 
     config: a ``config.json``, its directory, or its content. context: tokens of one request; the model's limit unless given.
+    max_model_len: plan as if that were the limit, to compare models beyond theirs.
     memory: bytes for the cache of one device, or a size such as ``80GiB``; or gpu, with count of them: a device's share of what
     ``weights`` leave free, which follow from the config unless given. tp: devices that hold one copy of the model; all of them
     unless given. kv_dtype, indexer_dtype, state_dtype: torch's names, or bf16, fp8, fp4 and so on. lengths: to show besides the
@@ -80,12 +83,12 @@ def plan(
     Raises ConfigError for a wrong option or config field, UnsupportedError for a model that is not known, CapacityError where
     weights do not fit or the memory is too small for any cache; the message is one line and names the field.
     """
-    _check(context=context, requests=requests, chunk=chunk, vs=tuple(vs), profile=profile)
+    _check(context=context, max_model_len=max_model_len, requests=requests, chunk=chunk, vs=tuple(vs), profile=profile)
     tp, replicas = _parallel(count, tp, gpu)
     dtypes = CacheDtypes(
         kv=full_dtype(kv_dtype), indexer=full_dtype(indexer_dtype) if indexer_dtype else None, state=full_dtype(state_dtype)
     )  # fmt: skip
-    model = read_model(config, dtypes=dtypes, tp=tp, name=name, plugins=plugins)
+    model = read_model(config, dtypes=dtypes, tp=tp, max_model_len=max_model_len, name=name, plugins=plugins)
     context = _context(context, model.spec)
     device = _memory(model, config, memory=memory, gpu=gpu, weights=weights, tp=tp, replicas=replicas)
     layout = solve_layout(
@@ -97,13 +100,20 @@ def plan(
 
 
 def read_model(
-    config: Source, *, dtypes: CacheDtypes, tp: int = 1, name: str | None = None, plugins: Iterable[ModuleType | str] = ()
+    config: Source,
+    *,
+    dtypes: CacheDtypes,
+    tp: int = 1,
+    max_model_len: int | None = None,
+    name: str | None = None,
+    plugins: Iterable[ModuleType | str] = (),
 ) -> Model:
     """Read a config for planning. Raises as ``plan`` does."""
     content = config if isinstance(config, Mapping) else load_config(config)
     families = find_families(plugins)
     family = family_of(content, families)
     spec = read_spec(content, families=families, planning=True)
+    spec = spec if max_model_len is None else replace(spec, max_model_len=max_model_len)
     given = text_config(content)
     heads = given.get("num_attention_heads")
     if isinstance(heads, int) and heads % tp:
@@ -124,8 +134,8 @@ def _name(config: Source, content: Config, spec: ModelSpec) -> str:
     return path.resolve().name if path.is_dir() else path.resolve().parent.name if path.name == "config.json" else path.stem
 
 
-def _check(*, context: int | None, requests: int, chunk: int, vs: tuple[str, ...], profile: str) -> None:
-    for what, value in (("context", context), ("requests", requests), ("chunk", chunk)):
+def _check(*, vs: tuple[str, ...], profile: str, **counts: int | None) -> None:
+    for what, value in counts.items():
         if value is not None and value < 1:
             raise ConfigError(f"{what} must be at least 1, not {value}")
     if unknown := [each for each in vs if each not in COMPARISONS]:
@@ -147,12 +157,22 @@ def _parallel(count: int, tp: int | None, gpu: str | None) -> tuple[int, int]:
 
 def _context(context: int | None, spec: ModelSpec) -> int:
     if context is not None and context > spec.max_model_len:
-        raise ConfigError(f"context {context:,} is beyond the model's own limit of {spec.max_model_len:,} tokens")
+        raise ConfigError(
+            f"context {context:,} is beyond the model's limit of {spec.max_model_len:,} tokens; "
+            "give max_model_len to plan so far"
+        )
     return context or spec.max_model_len
 
 
 def _memory(
-    model: Model, config: Source, *, memory: int | str | None, gpu: str | None, weights: int | str | None, tp: int, replicas: int
+    model: Model,
+    config: Source,
+    *,
+    memory: int | str | None,
+    gpu: str | None,
+    weights: int | str | None,
+    tp: int,
+    replicas: int,
 ) -> Memory:
     if memory is not None and gpu is not None:
         raise ConfigError("give memory (of the cache) or gpu, not both")
@@ -187,7 +207,7 @@ def _report(
     mix: Mapping[int, float] | None, chunk: int, vs: tuple[str, ...],
 ) -> Plan:  # fmt: skip
     arena, slope = layout.arena, capacity.allocated_line(layout)
-    unit = arena.unit_bytes
+    unit, curve = arena.unit_bytes, _log_lengths(layout.max_model_len)
     if mix and max(mix) > layout.max_model_len:
         raise ConfigError(f"mix names {max(mix):,} tokens; the model's own limit is {layout.max_model_len:,}")
     if not capacity.requests_that_fit(layout, 1):
@@ -205,7 +225,7 @@ def _report(
             slab_bytes=arena.slab_units * unit, num_slabs=arena.num_slabs,
             bucket_bytes=tuple(units * unit for units in arena.page_units),
         ),
-        layers=plan_layers(model.spec, model.groups, given=model.given, normal=model.normal),
+        layers=plan_layers(model.spec, model.groups, context, given=model.given, normal=model.normal, dtypes=model.dtypes),
         groups=plan_groups(layout),
         slope_bytes_per_token=slope_bytes(layout),
         fixed_bytes_per_request=bound_bytes(layout),
@@ -221,9 +241,32 @@ def _report(
         resume_point_bytes=capacity.resume_point_bytes(layout, context),
         step=capacity.step_transient(layout, chunk),
         waste=capacity.waste_at(layout, context, memory=device.cache),
+        curve_lengths=curve,
+        curves=plan_curves(model, curve),
         uniform=uniform.compare(model, context, memory=device.cache) if "uniform" in vs else None,
         vllm=vllm.compare(model, context, memory=device.cache) if "vllm" in vs else None,
     )  # fmt: skip
+
+
+def _log_lengths(most: int, points: int = 64) -> tuple[int, ...]:
+    """Lengths up to ``most`` at equal factors."""
+    least = min(256, most)
+    return tuple(dict.fromkeys(round(least * (most / least) ** (point / (points - 1))) for point in range(points)))
+
+
+def plan_curves(model: Model, lengths: Sequence[int]) -> dict[str, tuple[int, ...]]:
+    """Bytes of entries after each of ``lengths`` tokens, by kind and stream in order of appearance."""
+    kinds = {(layer.index, mixer): kind.name for layer in model.spec.layers for mixer, kind in layer.mixers}
+    streams = Counter(
+        (f"{kinds[member.layer, member.mixer]} {member.stream.name}", member.stream)
+        for group in model.groups
+        for member in group.members
+    )
+    curves: dict[str, tuple[int, ...]] = {}
+    for (name, stream), times in streams.items():
+        more = [times * stream.bytes_needed(n) for n in lengths]
+        curves[name] = tuple(map(sum, zip(curves.get(name, [0] * len(more)), more, strict=True)))
+    return curves
 
 
 def plan_groups(layout: CacheLayout) -> tuple[GroupPlan, ...]:

@@ -26,13 +26,20 @@ class FieldPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class StreamPlan:
-    """What one layer remembers of one sort: an entry of ``bytes_per_entry`` per ``stride`` tokens, for as long as ``law`` says."""
+    """What one layer remembers of one sort: an entry of ``bytes_per_entry`` per ``stride`` tokens, for as long as ``law`` says.
+
+    state: a token overwrites the entry instead of leaving one behind. entries: after the plan's ``context``; entries_at_most:
+    ever, None where they grow.
+    """
 
     name: str
     law: str
     grows: bool
+    state: bool
     stride: int
     bytes_per_entry: int
+    entries: int
+    entries_at_most: int | None
     fields: tuple[FieldPlan, ...]
 
 
@@ -144,10 +151,10 @@ class ArenaPlan:
 class Waste:
     """Where the bytes of one device's arena go when as many requests of ``context`` tokens are held as fit.
 
-    needed: entries at their worst moment. blocks: entries' places in blocks that are not needed: rounding outward, and the ring's
-    worst alignment. alignment: between fields of a page. buckets: rounding of pages to units and to their bucket. slab_tails: ends
-    of slabs, too small for a page. open_slabs: places in slabs that are partly used. free_slabs: slabs nobody needs, too few for
-    one more request. arena_tail: behind the last slab. All of them add up to the arena.
+    needed: entries at their worst moment. blocks: entries' places in blocks that are not needed: rounding outward, and a ring's
+    worst alignment. alignment: between fields of a page. buckets: rounding of pages to units and to their bucket. slab_tails:
+    ends of slabs, too small for a page. open_slabs: places in slabs that are partly used. free_slabs: slabs nobody needs, too
+    few for one more request. arena_tail: behind the last slab. All of them add up to the arena.
     """
 
     needed: int
@@ -182,7 +189,7 @@ class StepTransient:
 
 @dataclass(frozen=True, kw_only=True)
 class UniformPlan:
-    """The same model with every layer charged as full attention: bytes of one request, and requests that fit, at ``context``."""
+    """The same model with every layer charged as full attention: bytes of one request and requests that fit, at ``context``."""
 
     bytes_per_token: int
     bytes: int
@@ -227,6 +234,7 @@ class Plan:
     bounded streams keep; ``allocated_*``: the same in pages. requests_that_fit: at ``context``, over all replicas. max_context:
     the longest at which ``requests`` of them fit; 0 where none does. min_hit_tokens: the shortest prefix that can ever hit.
     resume_point_bytes: pages a resume point at ``context`` keeps for itself alone; those of growing groups are shared.
+    curves: by kind and stream, bytes of entries after each of ``curve_lengths`` tokens.
     """
 
     model: str
@@ -253,6 +261,8 @@ class Plan:
     resume_point_bytes: int
     step: StepTransient
     waste: Waste
+    curve_lengths: tuple[int, ...]
+    curves: Mapping[str, tuple[int, ...]]
     uniform: UniformPlan | None
     vllm: VllmPlan | None
 

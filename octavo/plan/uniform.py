@@ -1,7 +1,7 @@
 """What the same model would cost if every layer were charged as full attention.
 
-Owns that charge: an entry for every token, for ever, of what a layer remembers longest. That is all its growing streams, without
-their strides; else those with the longest span. A layer without anything per token, such as a recurrent one, is charged as the
+Owns that charge: an entry for every token, for ever, of what a layer remembers longest. That is all its growing streams, with
+no strides; else those with the longest span. A layer without anything per token, such as a recurrent one, is charged as the
 model's largest layer that has; where no layer has, as attention with as many keys and values as the hidden size. A layer that
 reads another's cache is charged like that one. Layers that mix no tokens cost nothing.
 """
@@ -27,7 +27,9 @@ def compare(model: Model, context: int, *, memory: int) -> UniformPlan:
     rates = {layer: entry_bytes(kept) for layer, kept in streams.items()}
     usual = max(rates.values(), default=0) or 2 * count(model.normal, "hidden_size") * DTYPE_BYTES[model.dtypes.conv_inputs]
     charged = sum(
-        rates.get(layer.index if layer.shares is None else layer.shares, 0) or usual for layer in model.spec.layers if layer.mixers
+        rates.get(layer.index if layer.shares is None else layer.shares, 0) or usual
+        for layer in model.spec.layers
+        if layer.mixers
     )
     return UniformPlan(bytes_per_token=charged, bytes=charged * context, requests=memory / (charged * context))
 

@@ -3,12 +3,12 @@
 Owns those rules, re-derived from its documentation (design document "Hybrid KV Cache Manager") and from its figures for version
 0.32 with prefix caching on. Knows streams and laws; knows no kind.
 
-Rules. One pool of blocks; every group takes blocks of the same number of bytes. Caches of one sort (law and bytes per token) are
+Rules. One pool of blocks; every group takes blocks of the same number of bytes. Caches of a sort (law and bytes per token) are
 dealt out to groups of as many caches as the rarest sort has, or as the most frequent one where that is less than half as many
-again. Blocks hold 16 tokens, 64 where index keys stand beside latents; where states are kept, as many as make an attention page as
-large as the largest state, which is padded to it. A model with compressed entries has blocks of 256 tokens for all that grows, of
-64 for windows, and pages aligned to 576 bytes; compressors' blocks are the largest power of two whose page is no larger than a
-window's. Planning charges a bounded cache with all tokens in flight of two steps.
+again. Blocks hold 16 tokens, 64 where index keys stand beside latents; where states are kept, as many as make an attention page
+as large as the largest state, which is padded to it. A model with compressed entries has blocks of 256 tokens for all that
+grows, of 64 for windows, and pages aligned to 576 bytes; compressors' blocks are the largest power of two whose page is no
+larger than a window's. Planning charges a bounded cache with all tokens in flight of two steps.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def test_profiles_choose_as_kernels_want():
         assert chosen.block_tokens in cpu
     narrow, wide = group(Everything(), heads=8, dim=64), group(Everything(), heads=8, dim=512)
     assert [solve([g]).groups[0].block_tokens for g in (narrow, wide)] == [128, 32]
-    assert [solve([g], profile=GPU).groups[0].block_tokens for g in (narrow, wide)] == [64, 16]
+    assert [solve([g], profile=GPU).groups[0].block_tokens for g in (narrow, wide)] == [32, 16]
     assert solve([group(Snapshot())]).groups[0].block_tokens == 1
     assert solve([group(Chunk(8192))]).groups[0].turning == 8192 // 64
     assert PROFILES["cpu"] is CPU and PROFILES["gpu"] is GPU
