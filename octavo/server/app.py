@@ -5,6 +5,7 @@ Owns ``create_app``. Knows every endpoint's function, and no engine beyond what 
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -148,10 +149,10 @@ def _add_inside(router: APIRouter, serving: Serving, metrics: Metrics) -> None:
         """Numbers for Prometheus."""
         return Response(metrics.exposition(await serving.engine.counters()), media_type=CONTENT_TYPE)
 
-    @router.get("/cache")
-    async def read_cache() -> dict[str, Any]:
-        """What the cache looks like now."""
-        return await serving.engine.snapshot()
+    @router.get("/cache", response_model=dict[str, Any])
+    async def read_cache() -> Response:
+        """What the cache looks like now; docs/inspecting.md says what it means."""
+        return Response(json.dumps(await serving.engine.snapshot(), default=vars), media_type="application/json")
 
     @router.get("/version")
     async def read_version() -> Version:

@@ -47,8 +47,8 @@ PAGES = Counts(free=1, held=2, cached=3, limbo=4)
 class FakeEngine:
     """Answers every prompt with ``answer``, a byte at a time.
 
-    pace: seconds before every token. stalls_at: the token that never comes. error: raised at the first step. breaks: (tokens, what
-    is raised after them). calls: (request id, prompt, params, options). open: requests being streamed. ended: those no longer.
+    pace: seconds before every token. stalls_at: the token that never comes. error: raised at the first step. breaks: (tokens,
+    what is raised after them). calls: (request id, prompt, params, options). open: requests being streamed. ended: those no longer.
     """
 
     model_name = "fake"
