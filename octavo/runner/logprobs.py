@@ -32,8 +32,11 @@ def _keys(values: Tensor) -> Tensor:
     """
     # -0.0 + 0.0 is 0.0.
     bits = (values + 0.0).view(torch.int32)
-    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
-    return (ordered << 32) | torch.arange(values.shape[1] - 1, -1, -1, device=values.device)
+    bits ^= (bits >> 31) & 0x7FFFFFFF
+    keys = bits.long()
+    keys <<= 32
+    keys |= torch.arange(values.shape[1] - 1, -1, -1, device=values.device)
+    return keys
 
 
 def token_logprobs(logprobs: Tensor, tokens: Sequence[int], counts: Sequence[int]) -> list[TokenLogprobs]:

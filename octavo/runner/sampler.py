@@ -21,7 +21,7 @@ from octavo.runner.logprobs import likeliest
 from octavo.sched.sampling import SamplingParams
 
 WIDTHS = (64, 1024)
-"""Likeliest tokens that a cut looks at before it sorts the whole vocabulary."""
+"""Numbers of likeliest tokens that a cut looks at first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,12 +147,13 @@ def _top_k(scaled: Tensor, width: int, params: Sequence[SamplingParams], points:
 
 
 def _top_p(scaled: Tensor, width: int, params: Sequence[SamplingParams], points: Tensor) -> Tensor:
-    """Sample within the nucleus of the whole vocabulary; rows whose nucleus is wider than ``width`` sort all of it."""
+    """Sample within the nucleus of the whole vocabulary; rows whose nucleus is wider than ``width`` look at more of it."""
     _, tokens = likeliest(scaled, width)
     kept, reached = _nucleus(torch.softmax(scaled, dim=1).gather(1, tokens), params)
     chosen = tokens.gather(1, _inverse(kept, points)[:, None])[:, 0]
     wider = [] if width == scaled.shape[1] else (~reached).nonzero()[:, 0].tolist()
     if wider:
         index = _index(wider, scaled)
-        chosen[index] = _top_p(scaled[index], scaled.shape[1], [params[i] for i in wider], points[index])
+        width = min(16 * width, scaled.shape[1])
+        chosen[index] = _top_p(scaled[index], width, [params[i] for i in wider], points[index])
     return chosen
