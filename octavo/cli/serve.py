@@ -37,15 +37,16 @@ class Options:
 
 def run(model: str, options: Options, **engine_options: Any) -> None:
     """Take the port, load the model, then listen: until then connections are refused, so that nobody waits for weights."""
-    taken = bind(options.host, options.port)
     max_body = parse_size(options.max_body, "max_body")
+    template = None if options.chat_template is None else _read(options.chat_template)
+    taken = bind(options.host, options.port)
     metrics = Metrics()
     llm = generate.load(model, **engine_options)
     name = options.served_model_name or Path(model).name.removesuffix(".gguf") or model
     engine = AsyncLLM(llm, max_waiting=options.max_waiting, recorder=metrics, model_name=name)
-    if options.chat_template is not None:
+    if template is not None:
         assert engine.tokenizer is not None, "loaded without skip_tokenizer_init"
-        engine.tokenizer.backend.chat_template = _read(options.chat_template)
+        engine.tokenizer.backend.chat_template = template
     app = create_app(
         engine,
         model_name=name,

@@ -1,12 +1,13 @@
 """One server process: its socket, its signals, its end.
 
 Owns graceful shutdown. On SIGTERM or SIGINT the engine takes nothing new (clients get 503), running requests get their time,
-then connections are closed and the process ends; a second signal ends it at once. Knows uvicorn; knows no endpoint.
+then connections are closed and the process ends; a second signal ends their time. Knows uvicorn; knows no endpoint.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import Callable
 from types import FrameType
@@ -20,7 +21,8 @@ from octavo.base import ConfigError
 if TYPE_CHECKING:
     from octavo.engine.aio import AsyncLLM
 
-FLUSH_SECONDS = 5
+LOG = logging.getLogger("octavo.server")
+FLUSH_SECONDS = 3
 """What slow readers get for the rest of their responses once the engine is closed."""
 
 
@@ -31,10 +33,10 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         taken.bind((host, port))
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, UnicodeError) as error:
         taken.close()
-        said = error.strerror if isinstance(error, OSError) else str(error)
-        raise ConfigError(f"port {port} of {host} cannot be used: {said}; choose another with --port") from error
+        said = getattr(error, "strerror", None) or error
+        raise ConfigError(f"port {port} of {host} cannot be used: {said}; choose others with --host and --port") from error
     return taken
 
 
@@ -79,13 +81,15 @@ class Server(uvicorn.Server):
             self._loop.call_soon_threadsafe(self._close)
 
     def _close(self) -> None:
-        if self._closing is None:
-            self._closing = asyncio.ensure_future(self._drain())
-        else:
-            self.should_exit = self.force_exit = True
+        timeout = self._timeout
+        if self._closing is not None:
+            self._closing.cancel()
+            timeout = 0.0
+        self._closing = asyncio.ensure_future(self._drain(timeout))
 
-    async def _drain(self) -> None:
+    async def _drain(self, timeout: float) -> None:
         try:
-            await self._engine.close(timeout=self._timeout)
-        finally:
-            self.should_exit = True
+            await self._engine.close(timeout=timeout)
+        except Exception:
+            LOG.exception("the engine could not be closed")
+        self.should_exit = True

@@ -48,7 +48,8 @@ class FakeEngine:
     """Answers every prompt with ``answer``, a byte at a time.
 
     pace: seconds before every token. stalls_at: the token that never comes. error: raised at the first step. breaks: (tokens,
-    what is raised after them). calls: (request id, prompt, params, options). open: requests being streamed. ended: those no longer.
+    what is raised after them). calls: (request id, prompt, params, options). open: requests being streamed. ended: those that
+    no longer are.
     """
 
     model_name = "fake"
