@@ -42,6 +42,9 @@ class Metrics:
         )
         self._request = Histogram("octavo_request_seconds", "From arrival to the end.", buckets=REQUEST, registry=registry)
         self._finished = Counter("octavo_requests_finished", "Requests by why they ended.", ["reason"], registry=registry)
+        self._responses = Counter(
+            "octavo_http_responses", "HTTP responses by path and status.", ["path", "status"], registry=registry
+        )
 
     def first_token(self, seconds: float) -> None:
         """Note the time from arrival to the first token."""
@@ -55,6 +58,10 @@ class Metrics:
         """Note that a request ended. Tokens are not counted here: the engine counts them as they come."""
         self._finished.labels(reason).inc()
         self._request.observe(seconds)
+
+    def responded(self, path: str, status: int) -> None:
+        """Note a response to a request for one of the server's own paths."""
+        self._responses.labels(path, str(status)).inc()
 
     def exposition(self, counters: EngineCounters) -> bytes:
         """Everything in Prometheus' text format, ``CONTENT_TYPE``."""

@@ -19,6 +19,7 @@ from fastapi.security import HTTPBearer
 from octavo import __version__
 from octavo.base import ConfigError
 from octavo.engine.aio import EngineClosedError
+from octavo.observe.http import CountResponses
 from octavo.observe.metrics import CONTENT_TYPE, Metrics
 from octavo.server import chat, completions, errors
 from octavo.server.limits import ApiKey, BodyLimit
@@ -73,17 +74,19 @@ def create_app(
         await engine.close(timeout=shutdown_timeout)
 
     app = FastAPI(title="octavo", version=__version__, lifespan=lifespan, redoc_url=None, redirect_slashes=False)
+    metrics = metrics or Metrics()
     errors.install(app)
     app.add_middleware(BodyLimit, max_bytes=max_body_bytes)
     if api_key is not None:
         app.add_middleware(ApiKey, key=api_key)
+    app.add_middleware(CountResponses, metrics=metrics)
     serving = Serving(engine=engine, name=model_name or engine.model_name, created=int(time.time()))
     responses: Any = {status: {"model": ErrorBody, "description": said} for status, said in ERRORS.items()}
     keyed = APIRouter(responses=responses, dependencies=[Depends(HTTPBearer(auto_error=False))] if api_key else [])
     _add_generation(keyed, serving)
     _add_tokens(keyed, serving)
     _add_models(keyed, serving)
-    _add_inside(keyed, serving, metrics or Metrics())
+    _add_inside(keyed, serving, metrics)
     app.include_router(keyed)
     app.include_router(_open_routes(serving, responses))
     return app
