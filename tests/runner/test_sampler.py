@@ -17,7 +17,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from octavo.runner.sampler import Choice, draw, sample, uniform
+from octavo.runner.sampler import Choice, _inverse, draw, sample, uniform
 from octavo.sched.sampling import SamplingParams
 from tests.runner import slow
 from tests.runner.slow import logits_of
@@ -167,6 +167,12 @@ def test_a_row_without_any_possible_token_gives_some_token_and_harms_no_other(va
     assert all(0 <= token < 40 for token in tokens)
     last = Choice(row=0, request_id="x", params=SamplingParams(seed=1), place=choices_of([GREEDY] * 11)[-1].place)
     assert tokens[-1:] == sample(logits[-1:], [last], seed=0)
+
+
+def test_points_on_a_border_never_choose_an_impossible_token() -> None:
+    chances = torch.tensor([[0.0, 0.5, 0.0, 0.5, 0.0]]).expand(4, -1)
+    points = torch.tensor([0.0, 0.4999, 0.5, 1 - 2**-53], dtype=torch.float64)
+    assert _inverse(chances, points).tolist() == [1, 1, 3, 3]
 
 
 # -- draws -----------------------------------------------------------------------------------------------------------------
