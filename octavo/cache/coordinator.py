@@ -20,7 +20,7 @@ from octavo.base import NO_PAGE, blocks_of, ceil_div
 from octavo.cache.group_step import CopyJob
 from octavo.cache.layout import CacheLayout
 from octavo.cache.prefix import ROOT, Claim, PrefixIndex
-from octavo.cache.single_type import BlockPlan, Promise, SingleTypeKVCacheManager
+from octavo.cache.single_type import NEVER, BlockPlan, Promise, SingleTypeKVCacheManager
 from octavo.memory.pool import PagePool
 from octavo.memory.remap import Remap
 
@@ -146,7 +146,6 @@ class KVCacheCoordinator:
             self.pool.retain(group.fork(source, row, n))
             self.pool.retain(np.array(sorted(pages), np.int32))
         self.index.enter(self._last(row))
-        self.disturb(source, n)
 
     def _indexed_pages(self, index: int, nodes: np.ndarray, needed: list[int]) -> tuple[np.ndarray, np.ndarray]:
         """Blocks of the needed grains, and for each the page of its last one: that page has the rows before it too."""
@@ -309,6 +308,10 @@ class KVCacheCoordinator:
         """By checkpoint up to ``n`` tokens and by group, the pages kept for it, handed over with their references."""
         marks = sorted({mark for index in self.bounded for mark in self.groups[index].promised_marks(row) if mark <= n})
         return {mark: {index: self.groups[index].take_promise(row, mark) for index in self.bounded} for mark in marks}
+
+    def next_promise(self, row: int) -> int:
+        """The first checkpoint of a row whose pages are being kept, else NEVER."""
+        return min((mark for index in self.bounded for mark in self.groups[index].promised_marks(row)), default=NEVER)
 
     def promise(self, row: int, n: int, mark: int) -> dict[int, Promise] | None:
         """Pages that resuming at ``mark`` needs, from tables that have ``n`` tokens; None where something is gone."""

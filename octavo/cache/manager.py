@@ -23,6 +23,7 @@ from octavo.cache.group_step import CopyJob, GroupStep
 from octavo.cache.hashing import extend_keys, root_key
 from octavo.cache.layout import CacheLayout, lone_pages, pages_by_bucket, slabs_needed
 from octavo.cache.report import CacheReport, GroupReport, HitExplanation, MissCause
+from octavo.cache.single_type import NEVER
 
 
 class CachedRequest(Protocol):
@@ -99,6 +100,8 @@ class KVCacheManager:
         self._computed = np.zeros(max_num_seqs, np.int64)
         self._scheduled = np.zeros(max_num_seqs, np.int64)
         self._last_step = np.full(max_num_seqs, _NO_STEP, np.int64)
+        # The first checkpoint that waits for its receipt.
+        self._next_mark = np.full(max_num_seqs, NEVER, np.int64)
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
         self._resting: list[tuple[int, int]] = []
         self._pending: dict[bytes, int] = {}
@@ -267,6 +270,8 @@ class KVCacheManager:
         if not self.coordinator.extend(plans, step):
             return False
         self._scheduled[row.row], self._last_step[row.row] = stop, step
+        if marks:
+            self._next_mark[row.row] = min(int(self._next_mark[row.row]), marks[0])
         if plans:
             row.peak_bytes = max(row.peak_bytes, self._held_bytes(row.row))
         if row.publishes and stop - start > 1:
@@ -297,7 +302,8 @@ class KVCacheManager:
         """
         several = stop - self._computed[rows] > 1
         self._computed[rows] = stop
-        for index in np.flatnonzero(several | (self.coordinator.next_event(rows) <= stop)).tolist():
+        event = np.minimum(self.coordinator.next_event(rows), self._next_mark[rows])
+        for index in np.flatnonzero(several | (event <= stop)).tolist():
             row = self._by_row[int(rows[index])]
             if self._scheduled[row.row] == stop[index]:
                 self._settle_announcements(row.request.request_id)
@@ -313,6 +319,7 @@ class KVCacheManager:
             for promise in promises.values():
                 self.coordinator.pool.release(promise.pages, step)
             self.coordinator.disturb(row.row, int(self._scheduled[row.row]))
+        self._next_mark[row.row] = self.coordinator.next_promise(row.row)
 
     def free(self, request: CachedRequest, *, in_flight: bool = False, publish: bool = True) -> None:
         """End a request's stay: publish what it has, as a place to resume where possible, and let its pages go.
@@ -327,6 +334,7 @@ class KVCacheManager:
             self._publish_end(row)
         request.cache_report = self._report(row)
         self.coordinator.touch(row.row)
+        self._next_mark[row.row] = NEVER
         step = int(self._last_step[row.row])
         self.coordinator.clear(row.row, step if in_flight else None)
         if in_flight:

@@ -301,7 +301,8 @@ class SingleTypeKVCacheManager:
     def fork(self, source: int, row: int, n: int) -> np.ndarray:
         """Begin a request on everything that ``source`` holds after ``n`` tokens; returns the pages, for the caller to retain.
 
-        The source goes on writing into its last block; the new row copies that block before it does.
+        The source goes on writing into its last block; the new row copies that block before it does. The source's ring no
+        longer turns by itself, since its pages are shared now.
         """
         assert not self._steady[row] and not self._promises.get(source)
         self.settle(source, n)

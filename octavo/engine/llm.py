@@ -118,9 +118,7 @@ class LLM:
             each = list(params)
             if len(each) != len(many):
                 raise ConfigError(f"there are {len(many)} prompts and {len(each)} params; give one for all or one per prompt")
-        return [
-            self.prompts.make(prompt, one, request_id=str(next(self._ids))) for prompt, one in zip(many, each, strict=True)
-        ]
+        return [self.prompts.make(prompt, one, request_id=str(next(self._ids))) for prompt, one in zip(many, each, strict=True)]
 
     def _run(self, requests: Sequence[Live]) -> Iterator[Live]:
         """Step until every request has ended, giving each that got something; whoever stops listening ends the rest.

@@ -6,13 +6,16 @@ scheduler and the cache under it; changes nothing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from octavo.base import NO_PAGE
 from octavo.cache.layout import request_pages
 from octavo.sched.request import FinishReason, Request
 from octavo.sched.scheduler import Scheduler
-from octavo.sim.fake import Place, Truth, Violation
+from octavo.sched.step import TokenLogprobs
+from octavo.sim.fake import Place, Truth, Violation, likelihood
 
 
 def expected_end(request: Request, truth: Truth, *, max_model_len: int) -> tuple[list[int], FinishReason]:
@@ -23,16 +26,25 @@ def expected_end(request: Request, truth: Truth, *, max_model_len: int) -> tuple
     limit = room if params.max_tokens is None else min(room, params.max_tokens)
     output = truth.output(limit)
     for length, token in enumerate(output, 1):
-        if token in stops:
+        if token in stops and length > params.min_tokens:
             return output[:length], FinishReason.STOP
     return output, FinishReason.LENGTH
 
 
 def check_output(request: Request, truth: Truth) -> None:
     """What a request has generated so far is the beginning of what it would generate alone, without any cache."""
-    output = request.output_token_ids
+    output, prompt = request.output_token_ids, len(request.prompt_token_ids)
     if list(output) != truth.output(len(output)):
         raise Violation(f"{request.request_id}: output {list(output)} should be {truth.output(len(output))}")
+    if request.params.logprobs is not None:
+        _check_logprobs(request.request_id, request.logprobs, truth, range(prompt, prompt + len(output)))
+    if request.params.prompt_logprobs is not None and output and not request.branch:
+        _check_logprobs(request.request_id, request.scored, truth, range(1, prompt))
+
+
+def _check_logprobs(name: str, found: Sequence[TokenLogprobs], truth: Truth, positions: range) -> None:
+    if list(found) != [likelihood(truth, position) for position in positions]:
+        raise Violation(f"{name}: {len(found)} logprobs of tokens {positions.start} to {positions.stop} are not theirs")
 
 
 def check_finished(request: Request, truth: Truth, *, max_model_len: int, aborted: bool) -> None:

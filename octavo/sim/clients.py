@@ -70,8 +70,14 @@ class Clients:
 
     def _params(self) -> SamplingParams:
         rng = self._rng
+        max_tokens = rng.choice((1, 1, 2, 3, 5, 8, 13, 30, None))
         return SamplingParams(
-            max_tokens=rng.choice((1, 1, 2, 3, 5, 8, 13, 30, None)),
+            n=rng.choice((1, 1, 1, 1, 1, 1, 2, 4)),
+            max_tokens=max_tokens,
+            min_tokens=rng.choice((0, 0, 0, 1, min(4, max_tokens or 4))),
+            presence_penalty=rng.choice((0.0, 0.0, 0.0, 0.5)),
+            logprobs=rng.choice((None, None, None, 0)),
+            prompt_logprobs=0 if rng.random() < 0.03 else None,
             seed=rng.choice((None, None, rng.randrange(3))),
             ignore_eos=rng.random() < 0.8,
             stop_token_ids=(0,) if rng.random() < 0.05 else (),

@@ -52,6 +52,7 @@ class Truth:
     salt: str
     vocab_size: int
     branch: int = 0
+    ends: frozenset[int] = frozenset()
     tokens: list[int] = field(default_factory=list)
     records: list[Record] = field(default_factory=list)
 
@@ -228,11 +229,18 @@ class FakeRunner:
         self._in_flight: dict[int, Traffic] = {}
 
     def register(
-        self, request_id: str, prompt: Sequence[int], params: SamplingParams, salt: str = "", *, branch: int = 0
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        salt: str = "",
+        *,
+        branch: int = 0,
+        ends: frozenset[int] = frozenset(),
     ) -> Truth:
         """Tell the runner of a request before its first step; of a fork, whose first token its parent's step makes, before its
-        second token."""
-        truth = Truth(prompt=tuple(prompt), params=params, salt=salt, vocab_size=self.vocab_size, branch=branch)
+        second token. ends: tokens that would end its text."""
+        truth = Truth(prompt=tuple(prompt), params=params, salt=salt, vocab_size=self.vocab_size, branch=branch, ends=ends)
         self.truths[request_id] = truth
         return truth
 
@@ -329,6 +337,9 @@ class FakeRunner:
             raise Violation(f"{name} is branch {truth.branch}, the plan says {int(plan.branch[i])}")
         if plan.forks.get(i) and (truth.branch or not plan.samples[i] or stop != len(truth.prompt)):
             raise Violation(f"{name}: branch {truth.branch} forks at token {stop}, the prompt has {len(truth.prompt)}")
+        early = plan.samples[i] and int(plan.output_len[i]) < truth.params.min_tokens
+        if set(plan.barred.get(i, ())) != (truth.ends if early else set()):
+            raise Violation(f"{name}: {plan.barred.get(i, ())} are barred after {int(plan.output_len[i])} output tokens")
         if (i in plan.history) != bool(plan.samples[i] and truth.params.penalized):
             raise Violation(f"{name}: history of penalties is {'given' if i in plan.history else 'missing'} at token {stop}")
         if i in plan.history:
@@ -336,7 +347,7 @@ class FakeRunner:
             if given != (list(truth.prompt), truth.tokens[len(truth.prompt) : stop]):
                 raise Violation(f"{name}: history at token {stop} is {given}, should be {truth.tokens[:stop]}")
         given = plan.scored[i].tolist() if i in plan.scored else []
-        asked = truth.params.prompt_logprobs is not None
+        asked = truth.params.prompt_logprobs is not None and not truth.branch
         if (given and not asked) or given != list(truth.prompt[start + 1 : stop + 1][: len(given)]):
             raise Violation(f"{name}: tokens to be scored from {start + 1} on are {given}")
 

@@ -42,6 +42,7 @@ class SimReport:
     finished: int
     aborted: int
     rejected: int
+    forks: int
     hits: int
     cached_tokens: int
     preemptions: int
@@ -95,6 +96,7 @@ class _Tally:
     finished: int = 0
     aborted: int = 0
     rejected: int = 0
+    forks: int = 0
     hits: int = 0
     cached_tokens: int = 0
     preemptions: int = 0
@@ -156,9 +158,18 @@ class World:
         except CapacityError:
             self.tally.rejected += 1
             return
-        self.runner.register(request.request_id, request.prompt_token_ids, request.params, request.cache_salt)
-        self.live[request.request_id] = request
+        self._meet(request)
         self._note("add", request.request_id)
+
+    def _meet(self, request: Request) -> None:
+        """A request is live from now on."""
+        params = request.params
+        ends = {*params.stop_token_ids, *(() if params.ignore_eos else request.eos_token_ids)}
+        self.runner.register(
+            request.request_id, request.prompt_token_ids, params, request.cache_salt,
+            branch=request.branch, ends=frozenset(ends),
+        )  # fmt: skip
+        self.live[request.request_id] = request
 
     def _abort(self, request_id: str) -> None:
         request = self.live.pop(request_id)
@@ -198,7 +209,12 @@ class World:
     def _land(self) -> None:
         """Give the oldest step's receipt to the scheduler."""
         flight = self.flights.popleft()
-        finished = [request for request in self.scheduler.commit(flight.result) if request.finished]
+        changed = self.scheduler.commit(flight.result)
+        finished = [request for request in changed if request.finished]
+        for request in changed:
+            if request.branch and len(request.output_token_ids) == 1:
+                self.tally.forks += 1
+                self._meet(request)
         self.runner.settle(flight.plan.step)
         self._note("commit", flight.result.step, sorted(flight.result.tokens.items()), flight.result.failed)
         for request in self.live.values():

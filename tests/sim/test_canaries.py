@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from octavo.base import NO_PAGE
 from octavo.cache.coordinator import KVCacheCoordinator, Match
 from octavo.cache.manager import KVCacheManager, Lookup
 from octavo.cache.prefix import PrefixIndex
@@ -62,6 +63,31 @@ def no_copy_on_write(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SingleTypeKVCacheManager, "adopt", owning)
 
 
+def forks_write_where_their_source_does(patch: pytest.MonkeyPatch) -> None:
+    """A fork takes the pages it shares for its own."""
+    fork = SingleTypeKVCacheManager.fork
+
+    def owning(self: SingleTypeKVCacheManager, source: int, row: int, n: int) -> np.ndarray:
+        pages = fork(self, source, row, n)
+        self._owned[row] = self.table[row] != NO_PAGE
+        return pages
+
+    patch.setattr(SingleTypeKVCacheManager, "fork", owning)
+
+
+def rings_turn_over_forks(patch: pytest.MonkeyPatch) -> None:
+    """A source's ring goes on turning over pages that its fork still reads."""
+    fork = SingleTypeKVCacheManager.fork
+
+    def unnoticed(self: SingleTypeKVCacheManager, source: int, row: int, n: int) -> np.ndarray:
+        steady, event = self._steady[source], self.next_event[source]
+        pages = fork(self, source, row, n)
+        self._steady[source], self.next_event[source] = steady, event
+        return pages
+
+    patch.setattr(SingleTypeKVCacheManager, "fork", unnoticed)
+
+
 def copies_forgotten(patch: pytest.MonkeyPatch) -> None:
     """Copy jobs, of shared blocks and of compaction, never reach the runner."""
 
@@ -110,8 +136,10 @@ def salt_ignored(patch: pytest.MonkeyPatch) -> None:
     keys = KVCacheManager.keys
 
     def unsalted(self: KVCacheManager, request: Request, n: int) -> list[bytes]:
-        request.cache_salt = ""
-        return keys(self, request, n)
+        salt, request.cache_salt = request.cache_salt, ""
+        found = keys(self, request, n)
+        request.cache_salt = salt
+        return found
 
     patch.setattr(KVCacheManager, "keys", unsalted)
 
@@ -154,6 +182,8 @@ PLANTS: tuple[tuple[Plant, str], ...] = (
     (window_block_let_go_early, "blocks are held|reads tokens"),
     (published_before_the_receipt, "reads tokens|offers to others"),
     (no_copy_on_write, "offers to others"),
+    (forks_write_where_their_source_does, "writes in the same step|reads tokens|offers to others"),
+    (rings_turn_over_forks, "reads tokens|offers to others|not yet received"),
     (copies_forgotten, "reads tokens"),
     (ring_recycles_indexed_pages, "offers to others"),
     (hit_one_unit_too_long, "a hit is warm"),
@@ -162,7 +192,7 @@ PLANTS: tuple[tuple[Plant, str], ...] = (
     (salt_ignored, "reads tokens"),
     (lost_steps_believed, "reads tokens"),
     (references_leak, "every reference has a holder"),
-    (moves_hidden_from_the_index, "counts every use"),
+    (moves_hidden_from_the_index, "counts every use|no pages at present"),
     (preempted_requests_starve, "wait for ever"),
 )
 """Bugs, and how the first seed that meets one complains."""
