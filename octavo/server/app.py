@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.responses import FileResponse
@@ -35,7 +35,7 @@ MAX_BODY_BYTES = 32 << 20
 SHUTDOWN_TIMEOUT = 30.0
 PAGE = Path(__file__).with_name("page.html")
 
-ERRORS = {
+ERRORS: Final = {
     400: "A field is wrong; `param` names it.",
     401: "The API key is missing or wrong.",
     404: "There is no such model or path.",
@@ -45,7 +45,7 @@ ERRORS = {
     503: "The server is shutting down, or its engine has stopped.",
     "4XX": "Any other request that cannot be answered.",
 }
-EVENTS = {"text/event-stream": {"schema": {"type": "string", "description": "Where `stream` is true: chunks as events."}}}
+EVENTS: Final = {"text/event-stream": {"schema": {"type": "string", "description": "Where `stream` is true: chunks as events."}}}
 
 
 def create_app(
