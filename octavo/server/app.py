@@ -45,7 +45,9 @@ ERRORS: Final = {
     503: "The server is shutting down, or its engine has stopped.",
     "4XX": "Any other request that cannot be answered.",
 }
-EVENTS: Final = {"text/event-stream": {"schema": {"type": "string", "description": "Where `stream` is true: chunks as events."}}}
+EVENTS: Final = {
+    "text/event-stream": {"schema": {"type": "string", "description": "Where `stream` is true: chunks as events."}}
+}
 
 
 def create_app(
@@ -173,7 +175,7 @@ def _open_routes(serving: Serving, responses: Any) -> APIRouter:
         if serving.engine.closing:
             raise EngineClosedError("the server is shutting down")
         if not serving.engine.is_alive:
-            raise errors.UnhealthyError("the engine has stopped; the server must be started again")
+            raise errors.UnhealthyError
         return Health(status="ok")
 
     @router.get("/", response_class=FileResponse, include_in_schema=False)

@@ -26,6 +26,10 @@ INVALID, SERVER = "invalid_request_error", "server_error"
 RETRY_CLOSING = 5
 """Seconds after which a client may try again: by then another server has taken over, or this one is back."""
 
+DEAD = "the engine has stopped; the server must be started again"
+CRASHED = "the step that computed this request crashed; it may work when sent again"
+"""What went wrong inside is in the server's log and is nothing for clients."""
+
 GONE = 499
 """Status of a response that nobody will read."""
 
@@ -86,11 +90,11 @@ def describe(error: Exception, source: str | None = None) -> Failure:
             wait = {"retry-after": str(RETRY_CLOSING)}
             return Failure(status=503, message=message, type=SERVER, code="shutting_down", headers=wait)
         case UnhealthyError():
-            return Failure(status=503, message=message, type=SERVER, code="engine_dead")
+            return Failure(status=503, message=DEAD, type=SERVER, code="engine_dead")
         case StepFailedError():
-            return Failure(status=500, message=message, type=SERVER, code="step_failed")
+            return Failure(status=500, message=CRASHED, type=SERVER, code="step_failed")
         case EngineDeadError():
-            return Failure(status=500, message=message, type=SERVER, code="engine_dead")
+            return Failure(status=500, message=DEAD, type=SERVER, code="engine_dead")
     return Failure(status=500, message="the server made a mistake; its log says which", type=SERVER, code="internal_error")
 
 

@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from octavo import LLM, SamplingParams
 from octavo.engine.aio import AsyncLLM
 from octavo.observe.metrics import Metrics
+from octavo.sched.step import StepPlan, StepResult
 from octavo.server.app import create_app
 from tests import tiny
 from tests.engine.test_text import byte_tokenizer
@@ -33,6 +34,7 @@ class Running:
     """A server, and the same model without one."""
 
     url: str
+    engine: AsyncLLM
     llm: LLM
     client: openai.OpenAI
 
@@ -44,7 +46,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     engine = AsyncLLM.load(str(model), recorder=metrics, max_waiting=64, max_num_seqs=4, **OPTIONS)
     app = create_app(engine, model_name="tiny", metrics=metrics)
     with serving(app) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
-        yield Running(url, LLM(model, **OPTIONS), client)
+        yield Running(url, engine, LLM(model, **OPTIONS), client)
     assert not engine.is_alive
 
 
@@ -199,6 +201,35 @@ def test_who_hangs_up_frees_his_pages(running: Running, stream: bool) -> None:
         httpx2.post(f"{running.url}/v1/completions", json=body, timeout=0.2)
     assert wait_until(lambda: idle(running))
     assert values(running)["octavo_requests_finished_total", "abort"] == before + 1
+
+
+def test_a_crashed_step_fails_its_requests_and_the_server_goes_on(
+    running: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    runner = running.engine._core._runner
+    execute, left = runner.execute, [1]
+
+    def crash(plan: StepPlan) -> StepResult:
+        if plan.output_len.max() == 2 and left.pop():
+            raise RuntimeError("the device is on fire")
+        return execute(plan)
+
+    before = values(running)
+    for stream, status in ((False, 500), (True, 200)):
+        left[:] = [0, 1]
+        with monkeypatch.context() as patched:
+            patched.setattr(runner, "execute", crash)
+            body = {"prompt": "will this do?", "max_tokens": 9, "ignore_eos": True, "stream": stream}
+            response = httpx2.post(f"{running.url}/v1/completions", json=body)
+        assert response.status_code == status
+        assert '"code":"step_failed"' in response.text
+        assert "on fire" not in response.text
+    made = running.client.completions.create(prompt="will this do?", max_tokens=9, **GREEDY)
+    assert made.choices[0].text == expected(running, "will this do?", max_tokens=9)
+    assert wait_until(lambda: idle(running))
+    after = values(running)
+    assert after["octavo_crashed_steps_total", ""] - before["octavo_crashed_steps_total", ""] == 2
+    assert after["octavo_requests_finished_total", "error"] == 2
 
 
 def test_metrics_and_cache_tell_what_was_done(running: Running) -> None:

@@ -220,8 +220,8 @@ def test_wrong_detokenize(client: httpx2.Client) -> None:
     [
         (QueueFullError(2.2), 429, "queue_full", "3"),
         (EngineClosedError("closing"), 503, "shutting_down", "5"),
-        (EngineDeadError("dead"), 500, "engine_dead", None),
-        (StepFailedError("crashed"), 500, "step_failed", None),
+        (EngineDeadError("secret"), 500, "engine_dead", None),
+        (StepFailedError("secret"), 500, "step_failed", None),
         (ConfigError("seed must be even"), 400, None, None),
         (UnsupportedError("min_p cannot be had"), 400, None, None),
         (ZeroDivisionError("secret"), 500, "internal_error", None),
