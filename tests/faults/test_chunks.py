@@ -217,3 +217,18 @@ def test_several_answers_share_a_checkpoint_and_keep_states_of_their_own() -> No
     assert len(toy.requests["n1"].output_token_ids) == 10
     assert toy.hit(prompt[:8]) == 8
     toy.assert_all_free()
+
+
+def test_a_checkpoint_at_the_end_of_a_chunk_of_one_token_is_offered_by_its_receipt() -> None:
+    """A prompt whose last chunk is the one token that completes a marked unit: others hit it while the request decodes."""
+    toy = Toy(layout_of(full(), window(6)), budget=5)
+    prompt = list(range(16))
+    toy.add("a", prompt, max_tokens=30, marks=(16,))
+    for _ in range(3):
+        toy.step()
+        assert toy.hit(prompt) <= 12
+    toy.step()
+    assert toy.requests["a"].output_token_ids
+    assert toy.hit(prompt) == 16
+    toy.run()
+    toy.assert_all_free()

@@ -87,9 +87,11 @@ class Toy:
 
     # -- requests
 
-    def add(self, name: str, prompt: Sequence[int], *, max_tokens: int = 4, seed: int | None = None, **more: Any) -> Request:
-        """Queue a greedy request."""
-        params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, seed=seed)
+    def add(
+        self, name: str, prompt: Sequence[int], *, max_tokens: int = 4, seed: int | None = None, n: int = 1, **more: Any
+    ) -> Request:
+        """Queue a greedy request (with ``n`` > 1, of which every continuation has a truth of its own)."""
+        params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, seed=seed, n=n)
         request = Request(request_id=name, prompt_token_ids=list(prompt), params=params, **more)
         self.scheduler.add(request)
         self.runner.register(name, request.prompt_token_ids, params, request.cache_salt)
@@ -132,11 +134,19 @@ class Toy:
         self.runner.settle(plan.step)
         self.scheduler.check()
         for request in changed:
+            if request.request_id not in self.requests:
+                self._meet_fork(request)
             truth = self.runner.truths[request.request_id]
             check_output(request, truth)
             if request.finished:
                 check_finished(request, truth, max_model_len=self.layout.max_model_len, aborted=False)
         return changed
+
+    def _meet_fork(self, request: Request) -> None:
+        self.runner.register(
+            request.request_id, request.prompt_token_ids, request.params, request.cache_salt, branch=request.branch
+        )
+        self.requests[request.request_id] = request
 
     def step(self) -> StepPlan:
         """One step and its receipt."""
