@@ -100,7 +100,8 @@ class KVCacheManager:
         self._computed = np.zeros(max_num_seqs, np.int64)
         self._scheduled = np.zeros(max_num_seqs, np.int64)
         self._last_step = np.full(max_num_seqs, _NO_STEP, np.int64)
-        # The first checkpoint that waits for its receipt.
+        # The first checkpoint still to be planned, and the first that waits for its receipt.
+        self._next_wanted = np.full(max_num_seqs, NEVER, np.int64)
         self._next_mark = np.full(max_num_seqs, NEVER, np.int64)
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
         self._resting: list[tuple[int, int]] = []
@@ -221,7 +222,7 @@ class KVCacheManager:
             publishes=self._caching and not cold,
         )  # fmt: skip
         self._computed[row] = self._scheduled[row] = hit
-        self._last_step[row] = _NO_STEP
+        self._last_step[row], self._next_wanted[row] = _NO_STEP, self._first_wanted(self._by_row[row])
         return True
 
     def fork(self, source: CachedRequest, request: CachedRequest) -> bool:
@@ -241,7 +242,7 @@ class KVCacheManager:
             peak_bytes=self._held_bytes(row),
         )  # fmt: skip
         self._computed[row] = self._scheduled[row] = n
-        self._last_step[row] = _NO_STEP
+        self._last_step[row], self._next_wanted[row] = _NO_STEP, NEVER
         return True
 
     def _demand(self, row: int, tokens: int) -> list[int]:
@@ -270,6 +271,7 @@ class KVCacheManager:
         if not self.coordinator.extend(plans, step):
             return False
         self._scheduled[row.row], self._last_step[row.row] = stop, step
+        self._next_wanted[row.row] = self._first_wanted(row)
         if marks:
             self._next_mark[row.row] = min(int(self._next_mark[row.row]), marks[0])
         if plans:
@@ -277,6 +279,14 @@ class KVCacheManager:
         if row.publishes and stop - start > 1:
             self._announce(row, start, stop, marks)
         return True
+
+    def _first_wanted(self, row: _Row) -> int:
+        """The first checkpoint behind what is scheduled, of those that do not depend on the cutting into steps."""
+        if not (row.publishes and self.coordinator.bounded):
+            return NEVER
+        hints = (*row.junctions, *row.request.marks, row.request.num_tokens - 1)
+        behind = (floor_to(hint, self._unit) for hint in hints)
+        return min((mark for mark in behind if mark > self._scheduled[row.row]), default=NEVER)
 
     def _announce(self, row: _Row, start: int, stop: int, marks: Sequence[int]) -> None:
         """Note which prefixes can be resumed once this step is received, for requests that had better wait."""
@@ -366,7 +376,7 @@ class KVCacheManager:
     def needs_extend(self, rows: np.ndarray) -> np.ndarray:
         """Bool [R]: which decoding rows must be extended; the others write into pages they own already."""
         start = self._scheduled[rows]
-        due = self.coordinator.next_event(rows) <= start
+        due = (self.coordinator.next_event(rows) <= start) | (self._next_wanted[rows] == start + 1)
         return due | self.checkpoints.due(start) if self.coordinator.bounded else due
 
     def scheduled_tokens(self, rows: np.ndarray) -> np.ndarray:
