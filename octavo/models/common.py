@@ -65,9 +65,7 @@ def layers_by_type(config: Config, mixers: Mapping[str, Mixers], *, field: str =
     where its type is none of these.
     """
     layers = count(config, "num_hidden_layers")
-    types = config.get(field)
-    if not isinstance(types, list | tuple):
-        raise ConfigError(f"{field} must be a list, not {types!r}")
+    types = listed(config, field)
     if len(types) < layers:
         raise ConfigError(f"{field} names {len(types)} layers, num_hidden_layers says {layers}")
     made = []
@@ -77,6 +75,14 @@ def layers_by_type(config: Config, mixers: Mapping[str, Mixers], *, field: str =
             raise UnsupportedError(f"{field}[{index}] {name!r} is not supported; supported: {', '.join(mixers)}")
         made.append(LayerSpec(index=index, mixers=tuple((mixer, kind.from_hf(config, index)) for mixer, kind in found)))
     return tuple(made)
+
+
+def listed(config: Mapping[str, Any], name: str) -> list[Any]:
+    """``config[name]``, empty where it is absent. Raises ConfigError unless it is a list."""
+    value = config.get(name)
+    if value is not None and not isinstance(value, list | tuple):
+        raise ConfigError(f"{name} must be a list, not {value!r}")
+    return list(value or ())
 
 
 def every(config: Config, period: int, rare: str, other: str) -> list[str]:

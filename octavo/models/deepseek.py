@@ -11,7 +11,7 @@ from typing import Any, Final
 from octavo.base import ConfigError
 from octavo.kinds.dsa.spec import SparseLatent
 from octavo.kinds.mla.spec import MultiHeadLatent
-from octavo.models.common import layers_by_type, planned
+from octavo.models.common import layers_by_type, listed, planned
 from octavo.models.moe import routed
 from octavo.models.weights import embeddings, indexer, latent_attention
 from octavo.spec.kind import Config, LayerSpec, count
@@ -21,7 +21,7 @@ LATENT, INDEXED = "latent_attention", "indexed_attention"
 _SHAPES: Final = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
 V2: Final = {
     **_SHAPES,
-    "vocab_size": 32000,
+    "vocab_size": 102400,
     "hidden_size": 4096,
     "intermediate_size": 11008,
     "moe_intermediate_size": 1407,
@@ -81,8 +81,10 @@ def indexed_spell(config: Mapping[str, Any]) -> Mapping[str, Any]:
     Raises ConfigError where a layer has no or an unknown indexer type, or the first would share what is not there.
     """
     layers = count(config, "num_hidden_layers")
-    letters, types = {"F": "full", "S": "shared"}, config.get("indexer_types") or config.get("index_topk_pattern")
-    if types is None:
+    letters, types = {"F": "full", "S": "shared"}, listed(config, "indexer_types")
+    pattern = config.get("index_topk_pattern")
+    types = types or (list(pattern) if isinstance(pattern, str) else listed(config, "index_topk_pattern"))
+    if not types:
         period, offset = max(config.get("index_topk_freq") or 1, 1), config.get("index_skip_topk_offset", 2)
         types = ["shared" if max(index - offset + 1, 0) % period else "full" for index in range(layers)]
     types = [letters.get(name, name) for name in types]

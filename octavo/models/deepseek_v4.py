@@ -75,7 +75,9 @@ def parameters(config: Config) -> int:
     mixing = (2 + streams) * streams
     attention = hidden * rank + rank + rank * heads * dim + hidden * dim + dim + heads
     attention += heads * dim * out + groups * out * hidden
-    mlp = experts(hidden, inner, count(config, "n_routed_experts")) + gated_mlp(hidden, inner * config["n_shared_experts"])
+    mlp = experts(hidden, inner, count(config, "n_routed_experts")) + gated_mlp(
+        hidden, inner * count(config, "n_shared_experts", 0)
+    )
     connections = 2 * (mixing * streams * hidden + mixing + 3)
     made = embeddings(config) + streams * streams * hidden + streams + 1
     for layer in layers(config):

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from octavo.base import ConfigError
-from octavo.models.common import FULL, SLIDING, every, planned, typed_layers
+from octavo.models.common import FULL, SLIDING, every, listed, planned, typed_layers
 from octavo.models.weights import attention, embeddings, experts, gated_mlp
 from octavo.spec.attention import AttentionParams
 from octavo.spec.kind import Config, LayerSpec, count
@@ -58,7 +58,7 @@ def gemma3n_spell(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def gemma4_spell(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Every sixth layer is full, and the last one whatever the file says."""
-    types = list(config.get("layer_types") or every(config, 6, FULL, SLIDING))
+    types = listed(config, "layer_types") or every(config, 6, FULL, SLIDING)
     last = count(config, "num_hidden_layers") - 1
     return {"layer_types": [FULL if index == last else name for index, name in enumerate(types)]}
 
@@ -118,7 +118,8 @@ def gemma3n_parameters(config: Config) -> int:
     """Beside attention and MLP: alternating updates (AltUp), low-rank residuals (LAuReL), inputs per layer."""
     layers, hidden, streams = gemma3n_layers(config), count(config, "hidden_size"), count(config, "altup_num_inputs")
     inner = config["intermediate_size"]
-    sizes = list(inner) if isinstance(inner, list | tuple) else [inner] * len(layers)
+    given = list(inner) if isinstance(inner, list | tuple) else [inner] * len(layers)
+    sizes = [count({"intermediate_size": size}, "intermediate_size") for size in given]
     if len(sizes) != len(layers):
         raise ConfigError(f"intermediate_size names {len(sizes)} layers, num_hidden_layers says {len(layers)}")
     altup = (1 if config["altup_correct_scale"] else 0) * hidden + streams**2 + streams**3 + streams * hidden + hidden

@@ -13,7 +13,7 @@ from octavo.base import ConfigError
 from octavo.kinds.full.spec import FullAttention
 from octavo.kinds.mamba.spec import Mamba
 from octavo.kinds.mamba2.spec import Mamba2
-from octavo.models.common import FULL, LINEAR, Mixers, layers_by_type, planned
+from octavo.models.common import FULL, LINEAR, Mixers, layers_by_type, listed, planned
 from octavo.models.mamba import rank
 from octavo.models.weights import attention, embeddings, experts, gated_mlp, mamba, mamba2
 from octavo.spec.kind import Config, LayerSpec, count
@@ -55,7 +55,14 @@ JAMBA: Final = {
     "mamba_proj_bias": False,
 }
 BAMBA: Final = {**_BASE, **_MAMBA2, "attn_layer_indices": None}
-FALCON_H1: Final = {**_BASE, **_MAMBA2, "max_position_embeddings": 8192, "mamba_d_ssm": 1024, "mamba_rms_norm": False}
+FALCON_H1: Final = {
+    **_BASE,
+    **_MAMBA2,
+    "max_position_embeddings": 8192,
+    "mamba_d_ssm": 1024,
+    "mamba_rms_norm": False,
+    "projectors_bias": False,
+}
 GRANITE: Final = {
     **_MAMBA2,
     "vocab_size": 32000,
@@ -146,7 +153,7 @@ def head_size(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def bamba_spell(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """``attn_layer_indices`` are full attention."""
-    full, layers = config.get("attn_layer_indices") or (), count(config, "num_hidden_layers")
+    full, layers = listed(config, "attn_layer_indices"), count(config, "num_hidden_layers")
     return {**head_size(config), "layer_types": [FULL if index in full else LINEAR for index in range(layers)]}
 
 
@@ -169,7 +176,10 @@ def layers(config: Config) -> tuple[LayerSpec, ...]:
 def parameters(config: Config) -> int:
     """Mixers of any layer, experts with a shared one (Granite) or MLPs, two norms per layer."""
     hidden, made = count(config, "hidden_size"), embeddings(config)
-    options = {"conv_bias": bool(config["mamba_conv_bias"]), "bias": bool(config["mamba_proj_bias"])}
+    bias = bool(config["mamba_proj_bias"])
+    # Falcon-H1 has a key of its own for the output.
+    out_bias = bool(config.get("projectors_bias", bias))
+    options = {"conv_bias": bool(config["mamba_conv_bias"]), "bias": bias, "out_bias": out_bias}
     for layer in layers(config):
         made += 2 * hidden
         for _, kind in layer.mixers:
@@ -221,10 +231,10 @@ def nemotron_parameters(config: Config) -> int:
         made += hidden
         kind: Any = layer.mixers[0][1] if layer.mixers else None
         if isinstance(kind, Mamba2):
-            made += mamba2(kind, conv_bias=bool(config["use_conv_bias"]), bias=bool(config.get("use_bias", False)))
+            proj = bool(config.get("use_bias", False))
+            made += mamba2(kind, conv_bias=bool(config["use_conv_bias"]), bias=proj, out_bias=proj)
         elif kind is not None:
-            has_bias = bool(config.get("attention_bias", False))
-            made += attention(kind.attention, bias=has_bias, out_bias=has_bias)
+            made += attention(kind.attention)
         elif types[layer.index] == MOE:
             made += nemotron_experts(config, hidden)
         else:

@@ -15,7 +15,7 @@ from octavo.kinds.gated_delta_net.spec import GatedDeltaNet
 from octavo.kinds.kda.spec import KimiDelta
 from octavo.kinds.lightning.spec import Lightning
 from octavo.kinds.mla.spec import MultiHeadLatent
-from octavo.models.common import FULL, LINEAR, every, layers_by_type, planned
+from octavo.models.common import FULL, LINEAR, every, layers_by_type, listed, planned
 from octavo.models.moe import routed
 from octavo.models.weights import attention, embeddings, experts, gated_delta_net, gated_mlp, kimi_delta, latent_attention
 from octavo.spec.kind import Config, LayerSpec, count
@@ -104,7 +104,7 @@ def delta_layers(config: Config) -> tuple[LayerSpec, ...]:
 def qwen_parameters(config: Config) -> int:
     """Gated attention with head norms, delta nets; MLPs or experts with a gated shared one; two norms per layer."""
     hidden, number, made = count(config, "hidden_size"), count(config, "num_experts", 0), embeddings(config)
-    dense, step = config.get("mlp_only_layers") or (), config.get("decoder_sparse_step") or 1
+    dense, step = listed(config, "mlp_only_layers"), config.get("decoder_sparse_step") or 1
     for layer in delta_layers(config):
         kind: Any = layer.mixers[0][1]
         if isinstance(kind, GatedDeltaNet):
@@ -123,7 +123,7 @@ def qwen_parameters(config: Config) -> int:
 
 def olmo_spell(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Every fourth layer is full, the last one of fewer; sizes of the delta nets follow from those of attention."""
-    types = config.get("layer_types") or every(config, 4, FULL, LINEAR)
+    types = listed(config, "layer_types") or every(config, 4, FULL, LINEAR)
     if FULL not in types:
         types = [*types[:-1], FULL]
     heads = config.get("linear_num_key_heads") or count(config, "num_attention_heads")
@@ -184,10 +184,12 @@ def minimax_parameters(config: Config) -> int:
 def kimi_spell(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """``linear_attn_config`` of the checkpoints unfolded; its layer numbers count from 1. Raises ConfigError for gaps."""
     inner, layers = config.get("linear_attn_config") or {}, count(config, "num_hidden_layers")
+    if not isinstance(inner, Mapping):
+        raise ConfigError(f"linear_attn_config must be a mapping, not {inner!r}")
     types = config.get("layer_types")
     if types is None and inner:
         named = {
-            index: name for key, name in (("full_attn_layers", FULL), ("kda_layers", LINEAR)) for index in inner.get(key, ())
+            index: name for key, name in (("full_attn_layers", FULL), ("kda_layers", LINEAR)) for index in listed(inner, key)
         }
         missing = [index for index in range(1, layers + 1) if index not in named]
         if missing:

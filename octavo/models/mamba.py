@@ -88,7 +88,7 @@ def mamba2_parameters(config: Config) -> int:
     """Mixers and a norm each."""
     conv, bias = bool(config["use_conv_bias"]), bool(config["use_bias"])
     kinds: Any = mixers(layers(Mamba2)(config))
-    return embeddings(config) + sum(mamba2(kind, conv_bias=conv, bias=bias) + kind.hidden_size for kind in kinds)
+    return embeddings(config) + sum(mamba2(kind, conv_bias=conv, bias=bias, out_bias=bias) + kind.hidden_size for kind in kinds)
 
 
 FAMILIES = (

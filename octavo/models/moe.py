@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from octavo.kinds.chunked_local.spec import ChunkedLocal
 from octavo.kinds.full.spec import FullAttention
-from octavo.models.common import CHUNKED, FULL, SLIDING, every, layers_by_type, planned, typed_layers
+from octavo.models.common import CHUNKED, FULL, SLIDING, every, layers_by_type, listed, planned, typed_layers
 from octavo.models.weights import attention, biased, embeddings, experts, gated_mlp, mixers
 from octavo.models.windowed import full_everywhere, window_if_used
 from octavo.spec.attention import AttentionParams
@@ -30,7 +30,7 @@ QWEN3_MOE: Final = {
     "decoder_sparse_step": 1,
     "moe_intermediate_size": 768,
     "num_experts": 128,
-    "mlp_only_layers": None,
+    "mlp_only_layers": (),
 }
 GLM4_MOE: Final = {
     "vocab_size": 151552,
@@ -88,7 +88,7 @@ def qwen3_moe_parameters(config: Config) -> int:
     """Experts in every ``decoder_sparse_step``-th layer but ``mlp_only_layers``; norms over each head of q and k."""
     layers, hidden = typed_layers(config), count(config, "hidden_size")
     number = count({**config, "num_experts": config.get("num_local_experts", config["num_experts"])}, "num_experts", 0)
-    dense, step = config["mlp_only_layers"] or (), count(config, "decoder_sparse_step")
+    dense, step = listed(config, "mlp_only_layers"), count(config, "decoder_sparse_step")
     made = embeddings(config)
     for layer in layers:
         params: AttentionParams = layer.mixers[0][1].attention  # type: ignore[attr-defined]
@@ -111,7 +111,7 @@ def glm4_moe_parameters(config: Config) -> int:
 def routed(config: Config, layers: int) -> int:
     """Weights of all MLPs by DeepSeek's key names: dense in the first layers, then routed and shared experts."""
     hidden, inner = count(config, "hidden_size"), count(config, "moe_intermediate_size")
-    shared, number = config.get("n_shared_experts") or 0, count(config, "n_routed_experts")
+    shared, number = count({"n_shared_experts": 0, **config}, "n_shared_experts", 0), count(config, "n_routed_experts")
     dense = min(count(config, "first_k_dense_replace", 0), layers)
     sparse = experts(hidden, inner, number) + gated_mlp(hidden, inner * shared)
     made = (layers - dense) * sparse

@@ -13,7 +13,7 @@ from octavo.kinds.full.spec import FullAttention
 from octavo.kinds.rg_lru.spec import RealGatedRecurrent
 from octavo.kinds.short_conv.spec import ShortConv
 from octavo.kinds.sliding.spec import SlidingWindow
-from octavo.models.common import FULL, LINEAR, SLIDING, Mixers, layers_by_type, planned
+from octavo.models.common import FULL, LINEAR, SLIDING, Mixers, layers_by_type, listed, planned
 from octavo.models.mamba import NO_LIMIT
 from octavo.models.weights import attention, embeddings, gated_mlp
 from octavo.spec.kind import Config, LayerSpec, count
@@ -52,7 +52,7 @@ LFM2: Final = {
 
 def griffin_spell(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """``block_types`` repeated; attention is always within the window."""
-    types = config.get("_block_types") or config["block_types"]
+    types = listed(config, "_block_types") or listed(config, "block_types") or [None]
     words, layers = {"recurrent": LINEAR, "attention": SLIDING}, count(config, "num_hidden_layers")
     return {
         "layer_types": [words.get(name, name) for name in (types[index % len(types)] for index in range(layers))],
@@ -88,8 +88,8 @@ def griffin_parameters(config: Config) -> int:
 def lfm2_spell(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """``full_attn_idxs`` attend, by default all; the MLP's size by its older name."""
     layers = count(config, "num_hidden_layers")
-    full = config.get("full_attn_idxs")
-    types = [FULL if full is None or index in full else CONV for index in range(layers)]
+    full = listed(config, "full_attn_idxs") if config.get("full_attn_idxs") is not None else range(layers)
+    types = [FULL if index in full else CONV for index in range(layers)]
     return {
         "layer_types": config.get("layer_types") or types,
         "intermediate_size": config.get("block_ff_dim") or config["intermediate_size"],

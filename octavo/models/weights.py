@@ -124,14 +124,14 @@ def mamba(kind: Mamba, *, rank: int, conv_bias: bool = True, bias: bool = False,
     return made + (rank + 2 * state if norms else 0)
 
 
-def mamba2(kind: Mamba2, *, conv_bias: bool = True, bias: bool = False, norm: bool = True) -> int:
+def mamba2(kind: Mamba2, *, conv_bias: bool = True, bias: bool = False, out_bias: bool = False, norm: bool = True) -> int:
     """A Mamba-2 mixer; norm: the gated one before its output."""
     size, inner = kind.hidden_size, kind.num_heads * kind.head_dim
     conv = inner + 2 * kind.num_groups * kind.state_size
     project = inner + conv + kind.num_heads
     made = size * project + conv * kind.kernel + 3 * kind.num_heads + inner * size
     made += conv if conv_bias else 0
-    made += project + size if bias else 0
+    made += (project if bias else 0) + (size if out_bias else 0)
     return made + (inner if norm else 0)
 
 

@@ -60,7 +60,10 @@ def read_attention(config: Config, layer_type: str) -> AttentionParams:
         )
     head_dim = count({"head_dim": hidden_size // heads, **_given(config, "head_dim")}, "head_dim")
     kv_heads = count({"num_key_value_heads": heads, **_given(config, "num_key_value_heads")}, "num_key_value_heads")
-    scale = float(config.get("query_pre_attn_scalar") or head_dim) ** -0.5
+    scalar = config.get("query_pre_attn_scalar") or head_dim
+    if not isinstance(scalar, int | float) or scalar <= 0:
+        raise ConfigError(f"query_pre_attn_scalar must be a positive number, not {scalar!r}")
+    scale = float(scalar) ** -0.5
     if config.get(PLANNING):
         return AttentionParams(
             hidden_size=hidden_size, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, scale=scale, rope=None

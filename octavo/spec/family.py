@@ -113,7 +113,10 @@ class Families:
             if model_type in family.model_types:
                 return family
         known = sorted(known for family in self.families for known in family.model_types)
-        raise UnsupportedError(f"model_type {model_type!r} is not supported; supported: {', '.join(known)}")
+        raise UnsupportedError(
+            f"model_type {model_type!r} is not supported: no family of octavo or a plugin says what its layers remember; "
+            f"families know: {', '.join(known)}"
+        )
 
     def for_gguf(self, architecture: str) -> tuple[Family, GGUFRules]:
         """The family that reads a GGUF architecture. Raises UnsupportedError listing what is known."""

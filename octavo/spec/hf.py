@@ -23,6 +23,9 @@ PLUGIN_GROUP = "octavo.plugins"
 """Entry point group. A plugin is a module with ``FAMILIES`` (tuple of Family) and ``KINDS`` (tuple of Kind classes), or
 either."""
 
+MAX_LAYERS = 10_000
+"""Layers of a model beyond which a config is taken for broken, rather than filling memory with them."""
+
 
 def load_config(path: str | Path) -> dict[str, Any]:
     """The config of a model directory or of a ``config.json`` itself, as it stands in the file."""
@@ -87,6 +90,8 @@ def read_spec(config: Config, *, families: Families | None = None, planning: boo
     text = text_config(config)
     if not planning:
         _check_runs(text, family)
+    if isinstance(text.get("num_hidden_layers"), int) and text["num_hidden_layers"] > MAX_LAYERS:
+        raise ConfigError(f"num_hidden_layers {text['num_hidden_layers']} is beyond what octavo reads ({MAX_LAYERS})")
     normal = family.normalize({**text, PLANNING: planning})
     spec = ModelSpec(
         family=family.name,
