@@ -258,11 +258,11 @@ def zamba_spell(config: Mapping[str, Any]) -> Mapping[str, Any]:
     if types is None:
         raise ConfigError("layers_block_type is missing; it says which layers of a zamba2 model have attention")
     words = {"n_heads": "n_mamba_heads", "n_groups": "mamba_ngroups"}
-    named = {f"mamba_{name}": config[key] for name, key in words.items()}
+    named: dict[str, Any] = {f"mamba_{name}": config[key] for name, key in words.items()}
+    named["mamba_d_head"] = config.get("mamba_headdim")
     return {
         **named,
-        **head_size({**config, **named, "mamba_d_head": config.get("mamba_headdim")}),
-        **({"mamba_d_head": config["mamba_headdim"]} if config.get("mamba_headdim") else {}),
+        **head_size({**config, **named}),
         "layer_types": types,
         "head_dim": config.get("attention_head_dim") or 2 * hidden // heads,
         "intermediate_size": config.get("intermediate_size") or 4 * hidden,
@@ -278,9 +278,9 @@ def zamba_layers(config: Config) -> tuple[LayerSpec, ...]:
 def zamba_parameters(config: Config) -> int:
     """Mamba-2 with a norm in every layer; shared blocks once each, and per hybrid layer a projection and adapters."""
     hidden, inner, made = count(config, "hidden_size"), count(config, "intermediate_size"), embeddings(config)
-    layers, rank_ = zamba_layers(config), count(config, "adapter_rank")
-    hybrid = [layer.mixers[0][1] for layer in layers if len(layer.mixers) > 1]
-    for layer in layers:
+    specs, adapter_rank = zamba_layers(config), count(config, "adapter_rank")
+    hybrid = [layer.mixers[0][1] for layer in specs if len(layer.mixers) > 1]
+    for layer in specs:
         kind: Any = layer.mixers[-1][1]
         made += mamba2(kind, conv_bias=bool(config.get("use_conv_bias", True))) + hidden
     if hybrid:
@@ -288,8 +288,8 @@ def zamba_parameters(config: Config) -> int:
         width = params.attention.num_heads * params.attention.head_dim
         block = 3 * 2 * hidden * width + width * hidden + gated_mlp(hidden, inner) + 3 * hidden
         made += min(count(config, "num_mem_blocks"), len(hybrid)) * block
-        adapter = rank_ * (hidden + 2 * inner)
-        adapter += 3 * rank_ * (2 * hidden + width) if config.get("use_shared_attention_adapter") else 0
+        adapter = adapter_rank * (hidden + 2 * inner)
+        adapter += 3 * adapter_rank * (2 * hidden + width) if config.get("use_shared_attention_adapter") else 0
         made += len(hybrid) * (hidden * hidden + adapter)
     return made
 
