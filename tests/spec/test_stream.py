@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from octavo.base import ConfigError
-from octavo.spec.law import Everything, Snapshot
 from octavo.spec.latent import index_stream
+from octavo.spec.law import Everything, Snapshot
 from octavo.spec.state import state_stream
 from octavo.spec.stream import DTYPE_BYTES, FP4, FP8, CacheDtypes, Field, Stream, full_dtype
 
