@@ -56,7 +56,8 @@ def plan_layers(
             yield Decision(field=f"{name}[{layer.index}]", value=value[layer.index], given=name in given)
         names = dict.fromkeys(name for _, kind in layer.mixers for name in fields[kind] if name not in lists)
         for name in names:
-            yield Decision(field=name, value=normal[name], given=given.get(name) is not None)
+            said = given.get(name) is not None or spec.assumed.get(name) != normal[name]
+            yield Decision(field=name, value=normal[name], given=said)
 
     return tuple(
         LayerPlan(

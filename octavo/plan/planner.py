@@ -241,6 +241,7 @@ def _report(
         resume_point_bytes=capacity.resume_point_bytes(layout, context),
         step=capacity.step_transient(layout, chunk),
         waste=capacity.waste_at(layout, context, memory=device.cache),
+        assumed=dict(model.spec.assumed),
         curve_lengths=curve,
         curves=plan_curves(model, curve),
         uniform=uniform.compare(model, context, memory=device.cache) if "uniform" in vs else None,

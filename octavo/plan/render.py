@@ -42,6 +42,8 @@ def _head(plan: Plan) -> Iterator[RenderableType]:
     yield f"{name}: {len(plan.layers)} layers, at most {plan.max_model_len:,} tokens"
     yield f"{devices(plan)}; {plan.profile} profile; dtypes: {quantised}"
     fixed, slope = plan.fixed_bytes_per_request, plan.slope_bytes_per_token
+    if plan.assumed:
+        yield "class defaults taken for: " + ", ".join(f"{name} {value}" for name, value in plan.assumed.items())
     yield f"one request: {format_size(fixed)} at most that does not grow, and {slope:,.10g} B for every token"
 
 
@@ -51,7 +53,11 @@ def layers(plan: Plan, *, every_layer: bool = False) -> Table:
     rows = [Alike(layers=(layer,)) for layer in plan.layers] if every_layer else alike(plan)
     for row in rows:
         made.add_row(row.indices, row.first.kind, row.words, escape(decided(row.first.decided_by)))
-    made.caption = "* class default, not in the config" if any(not d.given for r in rows for d in r.first.decided_by) else None
+    made.caption = (
+        "* not in the config: a class default, or follows from other fields"
+        if any(not d.given for r in rows for d in r.first.decided_by)
+        else None
+    )
     made.caption_justify = "left"
     return made
 

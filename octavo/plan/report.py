@@ -45,7 +45,10 @@ class StreamPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """A config field that decides what a layer remembers. ``given``: it stands in the config; else it is the class default."""
+    """A config field that decides what a layer remembers.
+
+    given: it stands in the config, under this or an older name; else it is a class default, or follows from other fields.
+    """
 
     field: str
     value: Any
@@ -234,7 +237,8 @@ class Plan:
     bounded streams keep; ``allocated_*``: the same in pages. requests_that_fit: at ``context``, over all replicas. max_context:
     the longest at which ``requests`` of them fit; 0 where none does. min_hit_tokens: the shortest prefix that can ever hit.
     resume_point_bytes: pages a resume point at ``context`` keeps for itself alone; those of growing groups are shared.
-    curves: by kind and stream, bytes of entries after each of ``curve_lengths`` tokens.
+    assumed: sizes that the config does not give, with the class defaults taken for them. curves: by kind and stream, bytes of
+    entries after each of ``curve_lengths`` tokens.
     """
 
     model: str
@@ -261,6 +265,7 @@ class Plan:
     resume_point_bytes: int
     step: StepTransient
     waste: Waste
+    assumed: Mapping[str, int]
     curve_lengths: tuple[int, ...]
     curves: Mapping[str, tuple[int, ...]]
     uniform: UniformPlan | None
