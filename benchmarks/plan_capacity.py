@@ -19,6 +19,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 from octavo.base import UnsupportedError
@@ -120,7 +121,8 @@ def main(
     cases = [Case(path=path, tokens=n) for path in _files(configs, only) for n in tokens or LENGTHS]
     one = partial(run, memory=size, dtypes=dtypes, off=off, admit=admit, caching=caching)
     with ProcessPoolExecutor(processes) as pool:
-        found = [result for result in pool.map(one, cases) if result is not None]
+        progress = track(pool.map(one, cases), total=len(cases), description="Admitting", console=Console(stderr=True))
+        found = [result for result in progress if result is not None]
     results = [result for result in found if isinstance(result, Result)]
     Console(width=150).print(table(results, size))
     for refused in dict.fromkeys(result for result in found if isinstance(result, str)):

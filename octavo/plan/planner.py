@@ -83,7 +83,7 @@ def plan(
     Raises ConfigError for a wrong option or config field, UnsupportedError for a model that is not known, CapacityError where
     weights do not fit or the memory is too small for any cache; the message is one line and names the field.
     """
-    _check(context=context, max_model_len=max_model_len, requests=requests, chunk=chunk, vs=tuple(vs), profile=profile)
+    _check(tp=tp, context=context, max_model_len=max_model_len, requests=requests, chunk=chunk, vs=tuple(vs), profile=profile)
     tp, replicas = _parallel(count, tp, gpu)
     dtypes = CacheDtypes(
         kv=full_dtype(kv_dtype), indexer=full_dtype(indexer_dtype) if indexer_dtype else None, state=full_dtype(state_dtype)
@@ -149,7 +149,7 @@ def _parallel(count: int, tp: int | None, gpu: str | None) -> tuple[int, int]:
     if gpu is None and count != 1:
         raise ConfigError(f"count {count} counts GPUs: give gpu as well, or tp beside memory")
     if gpu is None:
-        return tp or 1, 1
+        return 1 if tp is None else tp, 1
     tp = count if tp is None else tp
     gpus.check_parallel(count, tp)
     return tp, count // tp
