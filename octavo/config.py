@@ -52,6 +52,7 @@ class EngineConfig:
     kv_memory: bytes of the arena; None takes a share of what is free once the weights are loaded.
     max_model_len: tokens of prompt and output together; None is the model's own limit.
     max_num_batched_tokens: tokens computed in one step over all requests. max_num_seqs: requests in one step.
+    checkpoint_interval: tokens between regular resume points of layers that let go; None makes none.
     seed: of requests that bring none. plugins: modules, or their names, with further kinds and families.
     """
 
@@ -62,6 +63,7 @@ class EngineConfig:
     max_num_batched_tokens: int = 2048
     max_num_seqs: int = 64
     enable_prefix_caching: bool = True
+    checkpoint_interval: int | None = None
     seed: int = 0
     device: str = "auto"
     plugins: tuple[ModuleType | str, ...] = ()
@@ -79,8 +81,8 @@ class EngineConfig:
             raise ConfigError(f"seed must be a whole number, not {self.seed!r}")
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
             raise ConfigError(f"device must be auto, cpu, cuda or cuda:N, not {self.device!r}")
-        for name in ("kv_memory", "max_model_len", "max_num_batched_tokens", "max_num_seqs"):
+        for name in ("kv_memory", "max_model_len", "max_num_batched_tokens", "max_num_seqs", "checkpoint_interval"):
             value = getattr(self, name)
-            optional = name in ("kv_memory", "max_model_len")
+            optional = name in ("kv_memory", "max_model_len", "checkpoint_interval")
             if not (value is None and optional) and (not isinstance(value, int) or value < 1):
                 raise ConfigError(f"{name} must be a whole number of at least 1, not {value!r}")

@@ -1,12 +1,14 @@
 """``octavo demo``: a story that Gemma 3 270M continues in two turns: what layers remember, and what a prefix hit spares.
 
-Owns the demo's text and where its weights come from. Imports torch through ``octavo.cli.generate``.
+Owns the demo's text, where its weights come from, and the hint how to serve them. Imports torch through ``octavo.cli.generate``.
 """
 
 from __future__ import annotations
 
 import json as jsonlib
 import os
+import shlex
+import sys
 from importlib import import_module
 from importlib.resources import files
 from importlib.util import find_spec
@@ -60,6 +62,14 @@ def run(*, max_tokens: int, kv_memory: str | None, json: bool) -> None:
     for which, output, wait in zip(("First", "Second"), outputs, waits, strict=True):
         prompt, cached = len(output.prompt_token_ids), output.num_cached_tokens
         typer.echo(f"{which} turn: {wait:.2f} s to the first token, {prompt - cached:,} of {prompt:,} prompt tokens computed")
+    typer.echo(f"\nServe it to any client of the OpenAI API, and watch its cache in a browser:\n  {serve_command(path)}")
+
+
+def serve_command(path: Path) -> str:
+    """A command line that serves these weights, with the program that is running now."""
+    program = Path(sys.argv[0])
+    called = [str(program)] if program.name == "octavo" else [sys.executable, "-m", "octavo"]
+    return shlex.join([*called, "serve", str(path)])
 
 
 def cache_home() -> Path:

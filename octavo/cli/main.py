@@ -124,6 +124,10 @@ def serve(
     prefix_caching: Annotated[
         bool, typer.Option("--prefix-caching/--no-prefix-caching", help="Reuse prefixes of earlier prompts.")
     ] = True,
+    checkpoint_interval: Annotated[
+        int | None,
+        typer.Option(help="Tokens between regular resume points of prefixes, for layers that let go.", show_default=False),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of requests that bring none.")] = 0,
 ) -> None:
     """Serve a model over HTTP, with the OpenAI API."""
@@ -149,6 +153,7 @@ def serve(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         enable_prefix_caching=prefix_caching,
+        checkpoint_interval=checkpoint_interval,
         seed=seed,
     )
 

@@ -32,7 +32,9 @@ class LLM:
 
     model: directory with safetensors, ``.gguf`` file, or Hub id. dtype: ``auto``, ``float32`` or ``bfloat16``.
     kv_memory: bytes, or a size such as ``2GiB``, for everything the layers remember; by default a share of what is free.
-    max_model_len: most tokens of one request, prompt and output. seed: for requests that bring none.
+    max_model_len: most tokens of one request, prompt and output.
+    checkpoint_interval: tokens between regular resume points of prefixes, for models whose layers let go; costs their pages.
+    seed: for requests that bring none.
     plugins: modules, or their names, with further kinds and families.
     skip_tokenizer_init: prompts are token ids and outputs have no text.
 
@@ -49,6 +51,7 @@ class LLM:
         max_num_batched_tokens: int = 2048,
         max_num_seqs: int = 64,
         enable_prefix_caching: bool = True,
+        checkpoint_interval: int | None = None,
         seed: int = 0,
         device: str = "auto",
         plugins: Sequence[ModuleType | str] = (),
@@ -63,6 +66,7 @@ class LLM:
             max_num_batched_tokens=max_num_batched_tokens,
             max_num_seqs=max_num_seqs,
             enable_prefix_caching=enable_prefix_caching,
+            checkpoint_interval=checkpoint_interval,
             seed=seed,
             device=device,
             plugins=tuple(plugins),
