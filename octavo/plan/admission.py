@@ -53,9 +53,9 @@ class Held:
 def admit_until_refused(layout: CacheLayout, n: int, *, chunk: int, decoded: int = 3, caching: bool = True) -> Held:
     """Admit requests of ``n`` tokens, the last ``decoded`` of them generated, until one does not fit.
 
-    chunk: tokens of a prompt computed per step. caching: publish prefixes, as an engine does unless told. Admission charges what
-    is known of a request: where its generated tokens open a further block of a growing group, one more may be admitted than
-    will fit. An AssertionError is raised then, as wherever an admitted request would have to wait for pages.
+    chunk: tokens of a prompt computed per step. caching: publish prefixes, as an engine does unless told. Admission charges
+    what is known of a request: where its generated tokens open a further block of a growing group, one more may be admitted
+    than will fit. An AssertionError is raised then, as wherever an admitted request would have to wait for pages.
     """
     most = layout.arena.num_slabs * layout.arena.slab_units * layout.arena.unit_bytes // request_bytes(layout, n)
     cache = KVCacheManager(layout, max_num_seqs=most + 2, enable_prefix_caching=caching)
