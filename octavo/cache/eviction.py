@@ -6,8 +6,11 @@ ranks; the queue finds the lowest rank without scanning.
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Protocol
+
+SWEEP = 64
+"""Stale entries that are never worth a sweep."""
 
 
 class EvictionPolicy(Protocol):
@@ -26,7 +29,11 @@ class LeastRecentlyUsed:
 
 
 class VictimQueue:
-    """Nodes by rank, with lazy deletion: an entry that was replaced or withdrawn is skipped when it surfaces."""
+    """Nodes by rank, with lazy deletion: an entry that was replaced or withdrawn is skipped when it surfaces.
+
+    Where nothing is ever taken out, because everything fits, such entries would pile up for ever: they are swept out once they
+    are the larger part.
+    """
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, int]] = []
@@ -38,6 +45,13 @@ class VictimQueue:
         self._ticket += 1
         self._current[node] = self._ticket
         heappush(self._heap, (rank, self._ticket, node))
+        if len(self._heap) > 2 * len(self._current) + SWEEP:
+            self._heap = [entry for entry in self._heap if self._current.get(entry[2]) == entry[1]]
+            heapify(self._heap)
+
+    def __len__(self) -> int:
+        """Entries kept, stale ones included."""
+        return len(self._heap)
 
     def withdraw(self, node: int) -> None:
         """Forget a node; unknown nodes are fine."""
