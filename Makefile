@@ -4,8 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 PYTEST_FLAGS ?= -n 2
+MINUTES ?= 2
 
-.PHONY: demo test lint check bench-sim clean help
+.PHONY: demo test lint check bench-sim bench-load clean help
 
 help:  ## Show this help.
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -40,6 +41,9 @@ test: lint check  ## What CI runs: style, types and all tests.
 
 bench-sim: $(VENV)/.dev  ## 10,000 seeds of the simulator.
 	$(BIN)/python benchmarks/sim_seeds.py
+
+bench-load: $(VENV)/.dev  ## A server under load; MINUTES=30 for the long one.
+	$(BIN)/python -m benchmarks.load --minutes $(MINUTES)
 
 clean:  ## Remove the environment and all caches.
 	rm -rf $(VENV) .octavo .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
