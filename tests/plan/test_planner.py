@@ -18,7 +18,9 @@ from octavo.plan.capacity import longest_context, mix_that_fits, pages_fit, requ
 from octavo.plan.gpus import CACHE_SHARE, GPUS, weight_bits
 from octavo.plan.planner import plan
 from octavo.plan.report import Plan
+from octavo.sched.scheduler import Scheduler
 from octavo.spec.hf import load_config
+from tests.cache.drive import make_request, run
 from tests.plan.configs import CONFIGS, GIB, NAMES, layout_of, model_of, path_of
 
 MILLION = 1 << 20
@@ -163,6 +165,17 @@ def test_longest_context_and_mixes_stand_at_the_border() -> None:
     assert mix.shares == {4096: 0.75, 32768: 0.25}
     assert requests_that_fit(layout, 32768) < mix.requests < requests_that_fit(layout, 4096)
     assert mix_that_fits(layout, {4096: 5}).requests == requests_that_fit(layout, 4096)
+
+
+@pytest.mark.parametrize("name", ["gemma-3-27b", "jamba-1.5-mini", "deepseek-v4-flash", "llama-4-scout"])
+def test_the_smallest_prefix_that_can_hit_does_and_a_smaller_one_does_not(name: str) -> None:
+    least = plan(path_of(name), memory="4GiB").min_hit_tokens
+    scheduler = Scheduler(layout_of(model_of(name), memory=4 * GIB), max_num_batched_tokens=100, max_num_seqs=2)
+    for request, shared in (("first", least), ("hits", least), ("misses", least - 1)):
+        asked = make_request(request, [3] * shared + [len(request)] * 9)
+        scheduler.add(asked)
+        run(scheduler)
+        assert asked.num_cached_tokens == (least if request == "hits" else 0)
 
 
 def test_waste_of_an_arena_that_holds_nothing_is_all_free() -> None:
