@@ -36,8 +36,8 @@ def requests_that_fit(layout: CacheLayout, n: int) -> int:
     return _most(lambda count: pages_fit(layout, [count * each for each in pages]))
 
 
-def mix_that_fits(layout: CacheLayout, shares: Mapping[int, float]) -> Mix:
-    """Requests that fit whose lengths are distributed as ``shares`` says; parts of a request count as such.
+def mix_that_fits(layout: CacheLayout, shares: Mapping[int, float], *, replicas: int = 1) -> Mix:
+    """Requests that fit into ``replicas`` arenas whose lengths are distributed as ``shares`` says; part of one counts as such.
 
     Raises ConfigError for a share that is not positive.
     """
@@ -49,7 +49,8 @@ def mix_that_fits(layout: CacheLayout, shares: Mapping[int, float]) -> Mix:
         return Mix(shares=normal, requests=0)
     charged = [[share * pages for pages in request_pages(layout, length)] for length, share in normal.items()]
     mean = [sum(column) for column in zip(*charged, strict=True)]
-    return Mix(shares=normal, requests=_most(lambda count: pages_fit(layout, [ceil(count * each) for each in mean])))
+    most = _most(lambda count: pages_fit(layout, [ceil(count * each) for each in mean]))
+    return Mix(shares=normal, requests=replicas * most)
 
 
 def longest_context(layout: CacheLayout, requests: int) -> int:

@@ -12,7 +12,7 @@ from typing import Final
 
 from octavo.config import format_size
 from octavo.plan.report import Plan
-from octavo.plan.words import WASTE, Alike, alike, decided, devices
+from octavo.plan.words import WASTE, Alike, alike, decided, devices, numbers
 
 COLOURS: Final = (
     "#3b6ea8", "#d9822b", "#4b9b6a", "#a84b6e", "#7a5ea8", "#b59b2c", "#3f9aa3", "#8a6d5b", "#c0574f", "#6b7785",
@@ -66,6 +66,8 @@ def _plan(plan: Plan) -> Iterator[str]:
 
 
 def _tables(plan: Plan) -> Iterator[str]:
+    yield "<h2>In numbers</h2>"
+    yield _table(("what",), ("how much",), numbers(plan))
     yield "<h2>Lengths</h2>"
     yield _table((), ("tokens", "needed at most", "grows", "bounded", "allocated", "fit", "if nothing were rounded"), (
         (f"{at.tokens:,}", *map(format_size, (at.ideal, at.growing, at.bounded, at.allocated)), f"{fit.requests:,}",

@@ -234,7 +234,7 @@ def _report(
         bytes_at={n: capacity.bytes_at(layout, n) for n in shown},
         requests_that_fit=device.replicas * capacity.requests_that_fit(layout, context),
         capacity=tuple(capacity.capacity_at(layout, n, memory=device.cache, replicas=device.replicas) for n in shown),
-        mix=capacity.mix_that_fits(layout, mix) if mix else None,
+        mix=capacity.mix_that_fits(layout, mix, replicas=device.replicas) if mix else None,
         requests=requests,
         max_context=capacity.longest_context(layout, -(-requests // device.replicas)),
         min_hit_tokens=layout.hash_unit,

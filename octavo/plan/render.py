@@ -16,7 +16,7 @@ from rich.table import Table
 
 from octavo.config import format_size
 from octavo.plan.report import Plan, VllmPlan
-from octavo.plan.words import WASTE, Alike, alike, decided, devices
+from octavo.plan.words import WASTE, Alike, alike, decided, devices, numbers
 
 
 def show(plan: Plan, *, every_layer: bool = False) -> RenderableType:
@@ -91,27 +91,8 @@ def lengths(plan: Plan) -> Table:
 
 def facts(plan: Plan) -> Table:
     """Everything that is one number."""
-    at, step = plan.bytes_at[plan.context], plan.step
     made = _table("In numbers", ["what"], ["how much"])
-    rows: list[tuple[str, str]] = [
-        (f"allocated for one request of {plan.context:,} tokens", format_size(at.allocated)),
-        (f"requests of {plan.context:,} tokens that fit", f"{plan.requests_that_fit:,}"),
-        (
-            f"longest context for {plan.requests:,} request{'s' if plan.requests > 1 else ''} at once",
-            f"{plan.max_context:,} tokens",
-        ),
-        ("smallest prefix that can hit", f"{plan.min_hit_tokens:,} tokens"),
-        ("pages that a resume point keeps for itself", format_size(plan.resume_point_bytes)),
-        ("allocated: fixed per request", format_size(plan.allocated_fixed_bytes_per_request)),
-        ("allocated: per token", f"{plan.allocated_slope_bytes_per_token:,.10g} B"),
-        ("step: a shared block of every group being copied", format_size(step.copies)),
-        ("step: a resume point inside a prompt, beside the ring, at most", format_size(step.checkpoint)),
-        (f"step: fresh entries of a {step.chunk:,}-token chunk, outside the arena", format_size(step.fresh)),
-    ]
-    if plan.mix is not None:
-        mix = ", ".join(f"{share:.0%} of {length:,}" for length, share in plan.mix.shares.items())
-        rows.insert(2, (f"requests that fit of a mix: {mix}", f"{plan.mix.requests:,}"))
-    for row in rows:
+    for row in numbers(plan):
         made.add_row(*row)
     return made
 

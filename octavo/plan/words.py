@@ -6,7 +6,7 @@ Owns the phrases that tables, page and walk share. Knows plans only.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -102,3 +102,25 @@ WASTE: Final = {
     "free_slabs": "too little for one more request",
     "arena_tail": "behind the last slab",
 }
+
+
+def numbers(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Everything that is one number: what, and how much."""
+    step, several = plan.step, "s" if plan.requests > 1 else ""
+    yield f"allocated for one request of {plan.context:,} tokens", format_size(plan.bytes_at[plan.context].allocated)
+    yield f"requests of {plan.context:,} tokens that fit", f"{plan.requests_that_fit:,}"
+    if plan.mix is not None:
+        mix = ", ".join(f"{share:.0%} of {length:,}" for length, share in plan.mix.shares.items())
+        yield f"requests that fit of a mix: {mix}", f"{plan.mix.requests:,}"
+    yield f"longest context for {plan.requests:,} request{several} at once", f"{plan.max_context:,} tokens"
+    yield "smallest prefix that can hit", f"{plan.min_hit_tokens:,} tokens"
+    yield "pages that a resume point keeps for itself", format_size(plan.resume_point_bytes)
+    yield "allocated: fixed per request", format_size(plan.allocated_fixed_bytes_per_request)
+    yield "allocated: per token", f"{plan.allocated_slope_bytes_per_token:,.10g} B"
+    yield "step: a shared block of every group being copied", format_size(step.copies)
+    yield "step: a resume point inside a prompt, beside the ring, at most", format_size(step.checkpoint)
+    yield f"step: fresh entries of a {step.chunk:,}-token chunk, outside the arena", format_size(step.fresh)
+    if plan.uniform is not None:
+        yield "one request if every layer were charged as full attention", format_size(plan.uniform.bytes)
+    if plan.vllm is not None and plan.vllm.reason is None:
+        yield "requests that vLLM's rules plan, and hold", f"{plan.vllm.planned:,.2f}, {plan.vllm.resident:,}"
