@@ -140,6 +140,13 @@ def test_gpus_leave_what_weights_do_not_take() -> None:
         weight_bits({"quantization_config": {"quant_method": "strange"}})
 
 
+def test_the_share_is_the_engine_s() -> None:
+    pytest.importorskip("torch")
+    from octavo.engine.build import GPU_SHARE
+
+    assert GPU_SHARE == CACHE_SHARE
+
+
 def test_weights_beside_the_config_are_weighed(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(path_of("llama-3.2-1b").read_bytes())
     for part in range(2):
