@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c const
 PYTEST_FLAGS ?= -n 2
 MINUTES ?= 2
 
-.PHONY: demo test lint check bench-sim bench-load clean help
+.PHONY: demo test lint check bench-sim bench-load bench-fuzz clean help
 
 help:  ## Show this help.
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -44,6 +44,9 @@ bench-sim: $(VENV)/.dev  ## 10,000 seeds of the simulator.
 
 bench-load: $(VENV)/.dev  ## A server under load; MINUTES=30 for the long one.
 	$(BIN)/python -m benchmarks.load --minutes $(MINUTES)
+
+bench-fuzz: $(VENV)/.dev  ## Thousands of requests made from the server's own OpenAPI document.
+	FUZZ_EXAMPLES=1000 $(BIN)/python -m pytest $(PYTEST_FLAGS) tests/server/test_schema.py
 
 clean:  ## Remove the environment and all caches.
 	rm -rf $(VENV) .octavo .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
