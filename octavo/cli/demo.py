@@ -1,6 +1,7 @@
 """``octavo demo``: a story that Gemma 3 270M continues in two turns: what layers remember, and what a prefix hit spares.
 
-Owns the demo's text, where its weights come from, and the hint how to serve them. Imports torch through ``octavo.cli.generate``.
+Owns the demo's text, where its weights come from, and the hint how to serve them. Imports torch through
+``octavo.cli.generate``.
 """
 
 from __future__ import annotations

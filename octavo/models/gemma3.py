@@ -67,7 +67,7 @@ def options(config: Config) -> Mapping[str, Any]:
             activation=config["hidden_activation"],
             norm_eps=float(config["rms_norm_eps"]),
             norm="offset",
-            sandwich_norms=True,
+            placement="sandwich",
             embed_scale=float(config["hidden_size"]) ** 0.5,
             tied_embeddings=bool(config["tie_word_embeddings"]),
             logit_softcap=config.get("final_logit_softcapping"),

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
+from functools import partial
+from types import MappingProxyType
 from typing import Any, cast
 
 import torch
@@ -16,9 +18,9 @@ from torch import Tensor, nn
 
 from octavo.base import UnsupportedError
 from octavo.nn.mlp import MLP
-from octavo.nn.norm import RMSNorm
+from octavo.nn.norm import Norm
 from octavo.nn.step import Caches, Mixer, Step
-from octavo.spec.decoder import DecoderOptions
+from octavo.spec.decoder import DecoderOptions, Placement
 from octavo.spec.kind import Kind, LayerSpec, ModelSpec
 
 LayerCaches = Mapping[tuple[int, str], Caches]
@@ -40,19 +42,25 @@ def build_mixer(kind: Kind, dtype: torch.dtype, device: torch.device | str) -> n
     return cast(nn.Module, resolve(kind.layer)(kind, dtype, device))
 
 
+NORMS: Mapping[Placement, tuple[str, ...]] = MappingProxyType(
+    {
+        "pre": ("input", "post_attention"),
+        "post": ("post_attention", "post_feedforward"),
+        "sandwich": ("input", "post_attention", "pre_feedforward", "post_feedforward"),
+        "parallel": ("input",),
+    }
+)
+"""The norms of a layer; checkpoints write ``_layernorm`` behind."""
+
+
 class Block(nn.Module):
-    """One layer: mixer and MLP, each behind a norm (and before one, with ``sandwich_norms``) and beside a residual."""
+    """One layer: mixer and MLP with their residuals, and norms where ``DecoderOptions.placement`` says."""
 
     def __init__(self, layer: LayerSpec, options: DecoderOptions, dtype: torch.dtype, device: torch.device | str) -> None:
         super().__init__()
         assert len(layer.mixers) == 1, "a plain decoder layer mixes tokens once"
-        self.index = layer.index
+        self.index, self.placement = layer.index, options.placement
         self.mixer, kind = layer.mixers[0]
-        self.sandwich = options.sandwich_norms
-
-        def norm() -> RMSNorm:
-            return RMSNorm(options.hidden_size, options.norm_eps, options.norm, dtype=dtype, device=device)
-
         self.add_module(self.mixer, build_mixer(kind, dtype, device))
         self.mlp = MLP(
             options.hidden_size,
@@ -62,19 +70,33 @@ class Block(nn.Module):
             dtype=dtype,
             device=device,
         )
-        self.input_layernorm, self.post_attention_layernorm = norm(), norm()
-        if self.sandwich:
-            self.pre_feedforward_layernorm, self.post_feedforward_layernorm = norm(), norm()
+        for name in NORMS[options.placement]:
+            self.add_module(
+                f"{name}_layernorm", Norm(options.hidden_size, options.norm_eps, options.norm, dtype=dtype, device=device)
+            )
 
     def forward(self, hidden: Tensor, step: Step, caches: LayerCaches) -> Tensor:
         """hidden [T, d] -> [T, d]."""
-        mix = cast(Mixer, getattr(self, self.mixer))
-        mixed = mix(self.input_layernorm(hidden), step, caches[self.index, self.mixer])
-        if not self.sandwich:
+
+        mix, mlp = partial(self._mix, step=step, caches=caches), self.mlp
+        if self.placement == "parallel":
+            normed = self._norm("input", hidden)
+            return hidden + mix(normed) + mlp(normed)
+        if self.placement == "post":
+            hidden = hidden + self._norm("post_attention", mix(hidden))
+            return hidden + self._norm("post_feedforward", mlp(hidden))
+        mixed = mix(self._norm("input", hidden))
+        if self.placement == "pre":
             hidden = hidden + mixed
-            return hidden + self.mlp(self.post_attention_layernorm(hidden))
-        hidden = hidden + self.post_attention_layernorm(mixed)
-        return hidden + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(hidden)))
+            return hidden + mlp(self._norm("post_attention", hidden))
+        hidden = hidden + self._norm("post_attention", mixed)
+        return hidden + self._norm("post_feedforward", mlp(self._norm("pre_feedforward", hidden)))
+
+    def _mix(self, x: Tensor, *, step: Step, caches: LayerCaches) -> Tensor:
+        return cast(Mixer, getattr(self, self.mixer))(x, step, caches[self.index, self.mixer])
+
+    def _norm(self, where: str, x: Tensor) -> Tensor:
+        return cast(Tensor, getattr(self, f"{where}_layernorm")(x))
 
 
 class Trunk(nn.Module):
@@ -84,7 +106,7 @@ class Trunk(nn.Module):
         super().__init__()
         self.embed_tokens = nn.Embedding(spec.vocab_size, options.hidden_size, dtype=dtype, device=device)
         self.layers = nn.ModuleList(Block(layer, options, dtype, device) for layer in spec.layers)
-        self.norm = RMSNorm(options.hidden_size, options.norm_eps, options.norm, dtype=dtype, device=device)
+        self.norm = Norm(options.hidden_size, options.norm_eps, options.norm, dtype=dtype, device=device)
 
 
 class Decoder(nn.Module):
@@ -119,7 +141,10 @@ class Decoder(nn.Module):
         """Final norm and head of any rows: [n, d] -> logits float32 [n, vocab], in memory of its own."""
         hidden = self.model.norm(hidden)
         head = self.model.embed_tokens.weight if self.options.tied_embeddings else self.lm_head.weight
-        logits = F.linear(hidden, head).float()
+        logits = F.linear(hidden, head)
+        if self.options.logit_scale != 1.0:
+            logits = logits * self.options.logit_scale
+        logits = logits.float()
         if self.options.logit_softcap is not None:
             logits = self.options.logit_softcap * torch.tanh(logits / self.options.logit_softcap)
         return logits

@@ -1,6 +1,7 @@
-"""RMS normalisation in the two ways models round it.
+"""Normalisation in the ways models do and round it.
 
-Owns ``RMSNorm`` (Zhang and Sennrich 2019). The order of operations is Transformers', so that float32 results agree.
+Owns ``Norm``: RMSNorm (Zhang and Sennrich 2019) and LayerNorm without bias. The order of operations is Transformers', so that
+float32 results agree.
 """
 
 from __future__ import annotations
@@ -11,19 +12,23 @@ from torch import Tensor, nn
 from octavo.spec.attention import NormStyle
 
 
-class RMSNorm(nn.Module):
-    """``x / rms(x)`` times the weight (``scale``) or times one plus the weight, rounded last (``offset``)."""
+class Norm(nn.Module):
+    """``x / rms(x)`` times the weight (``scale``), or times one plus the weight and rounded last (``offset``); with the mean
+    subtracted first, times the weight and rounded last (``center``)."""
 
     def __init__(self, size: int, eps: float, style: NormStyle, *, dtype: torch.dtype, device: torch.device | str) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size, dtype=dtype, device=device), requires_grad=False)
-        self.eps = eps
-        self.offset = style == "offset"
+        self.eps, self.style = eps, style
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., size] -> [..., size], computed in float32 at least."""
         wide = x if x.dtype == torch.float64 else x.float()
+        if self.style == "center":
+            wide = wide - wide.mean(-1, keepdim=True)
         normal = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
-        if self.offset:
+        if self.style == "center":
+            return (self.weight.to(wide.dtype) * normal).to(x.dtype)
+        if self.style == "offset":
             return (normal * (1.0 + self.weight.to(wide.dtype))).to(x.dtype)
         return self.weight * normal.to(x.dtype)

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from octavo.base import Interval
 from octavo.ops.paged import CacheView, DecodeBucket, RequestRead
+from octavo.spec.law import Law
 
 TILE_QUERIES = 256
 """Most queries of one prefill tile."""
@@ -27,48 +29,43 @@ TILE_SCORES = 1 << 23
 class Rule:
     """How scores become weights.
 
-    scale: factor of the scores. window: a query at position p sees keys at positions > p - window. softcap: scores become
+    law: which keys a query sees, of those up to its own position. scale: factor of the scores. softcap: scores become
         softcap * tanh(score / softcap). sinks: [query heads] logits that take part in the softmax and carry no value.
     """
 
+    law: Law
     scale: float
-    window: int | None = None
     softcap: float | None = None
     sinks: Tensor | None = None
 
 
 def attend(
     q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
     view: CacheView,
     *,
+    law: Law,
     scale: float,
-    window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of one step's tokens, and the storing of their keys and values.
 
-    q: [T, Hq, D]; k, v: [T, Hkv, D], the step's own; fields ``k`` and ``v`` of ``view`` hold the past. Returns [T, Hq, D] in
-    q's
-    dtype. Tokens of ``batch.before`` are stored ahead of all reads, those of ``batch.after`` behind them, because a page may be
-    read as one block and written as another in the same step.
+    q: [T, Hq, D]; k, v: [T, Hkv, D], the step's own, or None where another layer has made them; fields ``k`` and ``v`` of
+    ``view`` hold the past. Returns [T, Hq, D] in q's dtype. Tokens of ``batch.before`` are stored ahead of all reads, those of
+    ``batch.after`` behind them, because a page may be read as one block and written as another in the same step.
     """
-    rule = Rule(scale=scale, window=window, softcap=softcap, sinks=sinks)
-    batch, keys, values = view.batch, view.fields["k"], view.fields["v"]
-    # What is fresh passes through the cache's dtype like what is not, so that chunking never shows.
-    k, v = k.to(keys.data.dtype), v.to(values.data.dtype)
-    batch.before.store(keys, k)
-    batch.before.store(values, v)
+    rule, batch = Rule(law=law, scale=scale, softcap=softcap, sinks=sinks), view.batch
+    fresh = view.begin() if k is None or v is None else view.begin(k=k, v=v)
+    k, v = fresh["k"], fresh["v"]
     out = torch.empty_like(q)
     for bucket in batch.decodes:
         out.index_copy_(0, bucket.tokens, _decode(q.index_select(0, bucket.tokens), view, bucket, rule))
     for request in batch.requests:
         start, stop = request.query
         out[start:stop] = _request(q[start:stop], k[start:stop], v[start:stop], view, request, rule)
-    batch.after.store(keys, k)
-    batch.after.store(values, v)
+    view.end()
     return out
 
 
@@ -94,7 +91,7 @@ def _products(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _decode(q: Tensor, view: CacheView, bucket: DecodeBucket, rule: Rule) -> Tensor:
-    """q: [B, Hq, D] -> [B, Hq, D]. The window needs no mask: a bucket reads only what the window reaches."""
+    """q: [B, Hq, D] -> [B, Hq, D]. The law needs no mask: a bucket reads only what it reaches."""
     keys, values = view.fields["k"], view.fields["v"]
     rows, heads = q.shape[0], keys.data.shape[1]
     shared = q.shape[1] // heads
@@ -134,6 +131,22 @@ def count_below(intervals: tuple[Interval, ...], position: int) -> int:
     return sum(min(max(position - start, 0), stop - start) for start, stop in intervals)
 
 
+def _span(law: Law, seen: tuple[Interval, ...], start: int, stop: int) -> tuple[int, int]:
+    """Which of the keys at ``seen`` queries ``[start, stop)`` can see at all."""
+    low = 0 if law.prefix != 0 else count_below(seen, int(law.first(start)))
+    return low, count_below(seen, stop)
+
+
+def hidden_keys(law: Law, positions: Tensor, start: int, stop: int) -> Tensor:
+    """Bool [stop - start, L]: True where a query at ``[start, stop)`` must not see the key at ``positions`` [L]."""
+    where = np.arange(start, stop)
+    hidden = positions > torch.from_numpy(where).to(positions.device)[:, None]
+    if law.prefix is None:
+        return hidden
+    reach = torch.from_numpy(np.asarray(law.first(where))).to(positions.device)[:, None]
+    return hidden | ((positions < reach) & (positions >= law.prefix))
+
+
 def _tiles(
     q: Tensor, key: Tensor, value: Tensor, start: int, seen: tuple[Interval, ...], positions: Tensor, rule: Rule, head: slice
 ) -> Tensor:
@@ -143,12 +156,8 @@ def _tiles(
     tile = max(16, min(TILE_QUERIES, TILE_SCORES // max(1, shared * key.shape[0])))
     for first in range(0, total, tile):
         last = min(first + tile, total)
-        low = 0 if rule.window is None else count_below(seen, start + first - rule.window + 1)
-        high = count_below(seen, start + last)
-        where = torch.arange(start + first, start + last, device=q.device)
-        hidden = positions[low:high] > where[:, None]
-        if rule.window is not None:
-            hidden |= positions[low:high] <= where[:, None] - rule.window
+        low, high = _span(rule.law, seen, start + first, start + last)
+        hidden = hidden_keys(rule.law, positions[low:high], start + first, start + last)
         part = q[first:last].transpose(0, 1).reshape(-1, dim).to(key.dtype)
         scores = (part @ key[low:high].T).view(shared, last - first, high - low)
         weights = weights_of(scores.transpose(0, 1), hidden[:, None], rule, head)

@@ -9,7 +9,7 @@ Rows outside the intervals a step reads may hold anything, NaN included. Whoever
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -111,7 +111,32 @@ class GroupBatch:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CacheView:
-    """What a layer sees of one of its streams in one step: its fields by name, and where to read and write."""
+    """What a layer sees of one of its streams in one step: its fields by name, and where to read and write.
+
+    Where layers share a stream, the ``first`` makes the step's entries and leaves them in ``fresh``, the same mapping for all
+    of them; the ``last`` does the writing behind the reads, since a page that is written may still be read by those between.
+    """
 
     fields: Mapping[str, FieldView]
     batch: GroupBatch
+    fresh: dict[str, Tensor] = field(default_factory=dict)
+    first: bool = True
+    last: bool = True
+
+    def begin(self, **entries: Tensor) -> dict[str, Tensor]:
+        """The step's entries by field, [T, heads, ...], as the cache will hold them; the first layer gives them.
+
+        What is fresh passes through the cache's dtype like what is not, so that chunking never shows.
+        """
+        if self.first:
+            self.fresh.update({name: made.to(self.fields[name].data.dtype) for name, made in entries.items()})
+            for name, made in self.fresh.items():
+                self.batch.before.store(self.fields[name], made)
+        return dict(self.fresh)
+
+    def end(self) -> None:
+        """Store what is written behind all reads; nothing is left in ``fresh`` then."""
+        if self.last:
+            for name, made in self.fresh.items():
+                self.batch.after.store(self.fields[name], made)
+            self.fresh.clear()

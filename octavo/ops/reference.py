@@ -13,6 +13,7 @@ from torch import Tensor
 
 from octavo.ops.paged import FieldView
 from octavo.sched.step import GroupStep, StepPlan
+from octavo.spec.law import Law
 
 
 def attend_reference(
@@ -23,8 +24,8 @@ def attend_reference(
     plan: StepPlan,
     group: GroupStep,
     *,
+    law: Law,
     scale: float,
-    window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
@@ -34,8 +35,8 @@ def attend_reference(
     _write(k, v, fields, group, [t for t, i in enumerate(owner) if not group.fresh[i]])
     for token, i in enumerate(owner):
         position = int(plan.start[i] + token - plan.query_start[i])
-        first = 0 if window is None else max(0, position - window + 1)
-        pairs = [_entry(k, v, fields, plan, group, i, p) for p in range(first, position + 1)]
+        seen = [p for start, stop in law.needs(position) for p in range(start, stop)]
+        pairs = [_entry(k, v, fields, plan, group, i, p) for p in (*seen, position)]
         for head in range(q.shape[1]):
             shared = head // (q.shape[1] // k.shape[1])
             scores = torch.stack([(q[token, head].double() * key[shared].double()).sum() * scale for key, _ in pairs])

@@ -51,6 +51,13 @@ class Runner:
         fill(self.model, weights, dtype=dtype, device=self.device)
         self.arena = Arena(layout, self.device) if arena is None else arena
         self._streams = self._cut()
+        self._sources = {
+            (layer.index, mixer): (layer.index if layer.shares is None else layer.shares, mixer)
+            for layer in spec.layers
+            for mixer, _ in layer.mixers
+        }
+        # Layers run in order, so the last that names a source is the last to read it.
+        self._readers = {source: where for where, source in self._sources.items()}
 
     def _cut(self) -> Streams:
         """Views of every stream, also for layers that read another's."""
@@ -131,8 +138,18 @@ class Runner:
             make_group(plan, group, layout.group.law, self.device)
             for group, layout in zip(plan.groups, self.layout.groups, strict=True)
         ]
+        made: dict[tuple[int, str], dict[str, dict[str, Tensor]]] = {}
         return {
-            where: {name: CacheView(fields=fields, batch=batches[group]) for name, (group, fields) in streams.items()}
+            where: {
+                name: CacheView(
+                    fields=fields,
+                    batch=batches[group],
+                    fresh=made.setdefault(self._sources[where], {}).setdefault(name, {}),
+                    first=where == self._sources[where],
+                    last=where == self._readers[self._sources[where]],
+                )
+                for name, (group, fields) in streams.items()
+            }
             for where, streams in self._streams.items()
         }
 

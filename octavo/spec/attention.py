@@ -15,16 +15,19 @@ from octavo.spec.law import Law
 from octavo.spec.rope import RopeParams, read_rope
 from octavo.spec.stream import CacheDtypes, Field, Stream
 
-NormStyle = Literal["scale", "offset"]
-"""RMSNorm multiplies by its weight (``scale``) or by one plus its weight, before rounding (``offset``, Gemma)."""
+NormStyle = Literal["scale", "offset", "center"]
+"""RMSNorm multiplies by its weight (``scale``) or by one plus its weight, before rounding (``offset``, Gemma); LayerNorm
+without bias subtracts the mean first (``center``, Cohere)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionParams:
     """One attention layer's shapes and numbers.
 
-    scale: factor of the scores. rope: None where the parameters are for planning only. qk_norm: RMSNorm over each head of q and
-    k, or None. bias, out_bias: of q/k/v and of o. softcap: cap of the scores by ``softcap * tanh(score / softcap)``, or None.
+    scale: factor of the scores. rope: None where nothing is rotated, and in parameters for planning. qk_norm: RMSNorm over each
+    head of q and k, or over their whole projections, or None. bias, out_bias: of q/k/v and of o. softcap: cap of the scores by
+    ``softcap * tanh(score / softcap)``, or None. sinks: a learnt logit per query head takes part in the softmax and carries no
+    value. makes_kv: False where the layer reads the keys and values that another one makes.
     """
 
     hidden_size: int
@@ -34,10 +37,13 @@ class AttentionParams:
     scale: float
     rope: RopeParams | None
     qk_norm: NormStyle | None = None
+    qk_norm_over: Literal["head", "projection"] = "head"
     norm_eps: float = 1e-6
     bias: bool = False
     out_bias: bool = False
     softcap: float | None = None
+    sinks: bool = False
+    makes_kv: bool = True
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:

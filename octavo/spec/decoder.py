@@ -6,6 +6,7 @@ Owns ``DecoderOptions``: the content of ``ModelSpec.options`` for families whose
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from octavo.base import UnsupportedError
 from octavo.spec.attention import NormStyle
@@ -14,12 +15,17 @@ ACTIVATIONS = ("silu", "gelu_pytorch_tanh", "gelu")
 """Names of gate activations, as in Transformers, that ``octavo.nn.mlp`` knows."""
 
 
+Placement = Literal["pre", "post", "sandwich", "parallel"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class DecoderOptions:
     """Shapes and quirks outside the mixers.
 
-    norm: style of all RMSNorms. sandwich_norms: norms also behind attention and MLP, before the residual is added (Gemma).
-    embed_scale: factor of the embeddings, rounded to the model's dtype as Transformers does. logit_softcap: cap of the logits.
+    norm: style of all norms. placement: where a layer has them: ahead of mixer and MLP (``pre``), behind them before the
+    residual is added (``post``, OLMo 2), both (``sandwich``, Gemma), or one ahead of both, which run side by side
+    (``parallel``, Cohere). embed_scale: factor of the embeddings, rounded to the model's dtype as Transformers does.
+    logit_scale: factor of the logits. logit_softcap: cap of the logits.
     """
 
     hidden_size: int
@@ -27,10 +33,11 @@ class DecoderOptions:
     activation: str
     norm_eps: float
     norm: NormStyle = "scale"
-    sandwich_norms: bool = False
+    placement: Placement = "pre"
     embed_scale: float = 1.0
     tied_embeddings: bool = False
     mlp_bias: bool = False
+    logit_scale: float = 1.0
     logit_softcap: float | None = None
 
     def __post_init__(self) -> None:

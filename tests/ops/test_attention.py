@@ -16,7 +16,7 @@ from octavo.ops.paged import CacheView, FieldView
 from octavo.ops.reference import attend_reference
 from octavo.runner.batch import make_group, union
 from octavo.sched.step import GroupStep, StepPlan
-from octavo.spec.law import Everything, Window
+from octavo.spec.law import Chunk, Everything, Law, SinkWindow, Window
 from tests.runner.plans import GREEDY
 
 CPU = torch.device("cpu")
@@ -25,10 +25,9 @@ CPU = torch.device("cpu")
 class World:
     """Requests with random pasts in random pages, and one step over them."""
 
-    def __init__(self, seed: int, *, window: int | None, block: int, heads: int, shared: int, dim: int, decode: float) -> None:
+    def __init__(self, seed: int, *, law: Law, block: int, heads: int, shared: int, dim: int, decode: float) -> None:
         rng = np.random.default_rng(seed)
-        self.window, self.heads, self.dim = window, heads, dim
-        self.law = Everything() if window is None else Window(window)
+        self.law, self.heads, self.dim = law, heads, dim
         count = int(rng.integers(1, 7))
         start = rng.integers(0, 60, count)
         length = np.where(rng.random(count) < decode, 1, rng.integers(1, 40, count))
@@ -81,7 +80,7 @@ class World:
 
     def both(self, *, softcap: float | None = None, sinks: bool = False) -> tuple[Tensor, Tensor, bool]:
         """(fast, naive, whether both left the same bytes)."""
-        rule = {"scale": 0.3, "window": self.window, "softcap": softcap, "sinks": self.sinks if sinks else None}
+        rule = {"scale": 0.3, "law": self.law, "softcap": softcap, "sinks": self.sinks if sinks else None}
         copies = tuple(FieldView(view.data.clone()) for view in self.views)
         naive = attend_reference(self.q, self.k, self.v, copies, self.plan, self.group, **rule)
         view = CacheView(
@@ -95,7 +94,12 @@ class World:
 @settings(max_examples=150, deadline=None)
 @given(
     seed=st.integers(0, 2**31),
-    window=st.one_of(st.none(), st.integers(1, 50)),
+    law=st.one_of(
+        st.just(Everything()),
+        st.builds(Window, st.integers(1, 50)),
+        st.builds(Chunk, st.integers(1, 50)),
+        st.builds(SinkWindow, st.integers(1, 30), st.integers(1, 30)),
+    ),
     block=st.integers(1, 20),
     heads=st.integers(1, 3),
     shared=st.integers(1, 3),
@@ -106,7 +110,7 @@ class World:
 )
 def test_fast_equals_naive(
     seed: int,
-    window: int | None,
+    law: Law,
     block: int,
     heads: int,
     shared: int,
@@ -115,23 +119,23 @@ def test_fast_equals_naive(
     softcap: float | None,
     sinks: bool,
 ) -> None:
-    world = World(seed, window=window, block=block, heads=heads, shared=shared, dim=dim, decode=decode)
+    world = World(seed, law=law, block=block, heads=heads, shared=shared, dim=dim, decode=decode)
     fast, naive, same = world.both(softcap=softcap, sinks=sinks)
     torch.testing.assert_close(fast, naive, atol=1e-9, rtol=1e-9)
     assert same
 
 
-@pytest.mark.parametrize("window", [None, 30])
-def test_small_tiles_and_buckets_change_nothing(window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(3, window=window, block=4, heads=2, shared=2, dim=8, decode=0.3)
-    naive = World(3, window=window, block=4, heads=2, shared=2, dim=8, decode=0.3).both()[1]
+@pytest.mark.parametrize("law", [Everything(), Window(30), Chunk(30), SinkWindow(3, 20)])
+def test_small_tiles_and_buckets_change_nothing(law: Law, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(3, law=law, block=4, heads=2, shared=2, dim=8, decode=0.3)
+    naive = World(3, law=law, block=4, heads=2, shared=2, dim=8, decode=0.3).both()[1]
     monkeypatch.setattr(attention, "TILE_SCORES", 1)
     monkeypatch.setattr("octavo.runner.batch.BUCKET_TOKENS", 1)
     torch.testing.assert_close(world.both()[0], naive, atol=1e-9, rtol=1e-9)
 
 
 def test_a_page_read_as_one_block_and_written_as_another() -> None:
-    world = World(5, window=4, block=4, heads=1, shared=1, dim=8, decode=0.0)
+    world = World(5, law=Window(4), block=4, heads=1, shared=1, dim=8, decode=0.0)
     group, plan = world.group, world.plan
     group.fresh[:] = True
     # Everything the step stores goes where the past it reads lies.
@@ -146,3 +150,25 @@ def test_a_page_read_as_one_block_and_written_as_another() -> None:
 def test_union_and_count_below() -> None:
     assert union([(5, 9), (0, 2), (2, 3), (7, 8), (4, 4)]) == ((0, 3), (5, 9))
     assert [count_below(((0, 3), (5, 9)), p) for p in (-1, 0, 2, 4, 6, 20)] == [0, 0, 2, 3, 4, 7]
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**31), window=st.integers(1, 40), block=st.integers(1, 12))
+def test_layers_that_share_see_what_the_first_made_and_the_last_stores_it(seed: int, window: int, block: int) -> None:
+    """Three layers over one stream, with queries of their own: a write behind the reads must wait for the last."""
+    options = {"block": block, "heads": 2, "shared": 2, "dim": 4, "decode": 0.3}
+    first, *others = (World(seed, law=Window(window), **options) for _ in range(3))
+    views = dict(zip("kv", first.views, strict=True))
+    batch, fresh = make_group(first.plan, first.group, first.law, CPU), {}
+    for layer, world in enumerate((first, *others)):
+        world.q = torch.randn(first.q.shape, generator=torch.Generator().manual_seed(layer), dtype=torch.float64)
+        naive = attend_reference(
+            world.q, world.k, world.v, world.views if layer else tuple(FieldView(v.data.clone()) for v in world.views),
+            world.plan, world.group, law=first.law, scale=0.3,
+        )  # fmt: skip
+        view = CacheView(fields=views, batch=batch, fresh=fresh, first=layer == 0, last=layer == 2)
+        own = (first.k, first.v) if layer == 0 else (None, None)
+        torch.testing.assert_close(attend(world.q, *own, view, law=first.law, scale=0.3), naive, atol=1e-9, rtol=1e-9)
+    assert not fresh
+    for shared, alone in zip(first.views, others[0].views, strict=True):
+        assert torch.equal(shared.data.nan_to_num(7.5), alone.data.nan_to_num(7.5))

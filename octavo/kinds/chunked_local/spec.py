@@ -17,6 +17,8 @@ class ChunkedLocal(Kind):
     """Causal softmax attention within aligned chunks of ``chunk`` tokens (Llama 4)."""
 
     name: ClassVar[str] = "chunked_local"
+    layer: ClassVar[str] = "octavo.kinds.chunked_local.layer:ChunkedLocalLayer"
+    reference: ClassVar[str] = "octavo.kinds.chunked_local.reference:chunked_attention"
 
     attention: AttentionParams
     chunk: int

@@ -9,4 +9,4 @@ from octavo.nn.attention import Attention, dense_attention
 
 def full_attention(layer: Attention, hidden: Tensor) -> Tensor:
     """hidden [T, d] -> [T, d] in hidden's dtype, which must be the layer's; exact where both are float64."""
-    return dense_attention(layer, hidden, None)
+    return dense_attention(layer, hidden)

@@ -9,5 +9,4 @@ from octavo.nn.attention import Attention, dense_attention
 
 def sliding_window_attention(layer: Attention, hidden: Tensor) -> Tensor:
     """hidden [T, d] -> [T, d] in hidden's dtype, which must be the layer's; exact where both are float64."""
-    assert layer.window is not None
-    return dense_attention(layer, hidden, layer.window)
+    return dense_attention(layer, hidden)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 from octavo.spec.attention import AttentionParams, kv_stream, read_attention
@@ -46,4 +46,5 @@ class SlidingWindow(Kind):
             cls(attention=normed, window=3),
             cls(attention=plain, window=7),
             cls(attention=normed, window=16),
+            cls(attention=replace(plain, rope=None, sinks=True), window=5),
         )

@@ -12,6 +12,7 @@ from octavo.nn.attention import Attention
 from octavo.nn.step import Caches, Step
 from octavo.ops.attention import Rule, weights_of
 from octavo.ops.paged import CacheView, RequestRead
+from octavo.spec.law import SinkWindow
 from tests.plugins.echo.spec import Echo
 
 
@@ -19,26 +20,22 @@ class EchoLayer(Attention):
     """Causal attention over the first ``kind.sinks`` tokens and the last ``kind.window``."""
 
     def __init__(self, kind: Echo, dtype: torch.dtype, device: torch.device | str) -> None:
-        super().__init__(kind.attention, window=None, dtype=dtype, device=device)
+        super().__init__(kind.attention, law=SinkWindow(kind.sinks, kind.window), dtype=dtype, device=device)
         self.kind = kind
-        self.rule = Rule(scale=kind.attention.scale, softcap=kind.attention.softcap)
+        self.rule = Rule(law=self.law, scale=kind.attention.scale, softcap=kind.attention.softcap)
 
     def forward(self, hidden: Tensor, step: Step, caches: Caches) -> Tensor:
         """hidden [T, d] -> [T, d]; stores the step's keys and values as the cache's batch says."""
-        q, k, v = self.project(hidden, step)
+        q, (k, v) = self.queries(hidden, step), self.keys_values(hidden, step)
         view = caches["kv"]
-        keys, values, batch = view.fields["k"], view.fields["v"], view.batch
+        batch = view.batch
         assert not batch.decodes, "a law that keeps a prefix is attended request by request"
-        # What is fresh passes through the cache's dtype like what is not, so that chunking never shows.
-        k, v = k.to(keys.data.dtype), v.to(values.data.dtype)
-        batch.before.store(keys, k)
-        batch.before.store(values, v)
+        k, v = view.begin(k=k, v=v).values()
         out = torch.empty_like(q)
         for request in batch.requests:
             own = slice(*request.query)
             out[own] = self._attend(q[own], k[own], v[own], view, request)
-        batch.after.store(keys, k)
-        batch.after.store(values, v)
+        view.end()
         return self.o_proj(out.flatten(1))
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, view: CacheView, request: RequestRead) -> Tensor:
