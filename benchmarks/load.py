@@ -36,12 +36,11 @@ import numpy as np
 import typer
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn, track
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from benchmarks.clients import Clients, Record, Target
-from benchmarks.traffic import KINDS, Case, PoolMaker
-from octavo import LLM
+from benchmarks.traffic import Case, make_pool
 
 ROOT = Path(__file__).resolve().parents[1]
 MAX_BODY = 1 << 20
@@ -287,16 +286,7 @@ def write_tiny(directory: Path) -> Path:
     return write_model(directory)
 
 
-def make_pool(model: Path, cases: int, *, seed: int, max_tokens: int, **options: Any) -> tuple[list[Case], int]:
-    """(cases of all kinds with their answers, vocabulary)."""
-    llm = LLM(model, enable_prefix_caching=False, device="cpu", **options)
-    maker = PoolMaker(llm, seed=seed, max_tokens=max_tokens, longest=options["max_model_len"])
-    kinds = [KINDS[number % len(KINDS)] for number in range(cases)]
-    console = Console(stderr=True)
-    return [maker.make(kind) for kind in track(kinds, "Answers", console=console, transient=True)], llm.built.spec.vocab_size
-
-
-async def test(
+async def judge(
     process: Process, target: Target, pool: list[Case], traffic: Traffic, *, every: float
 ) -> tuple[dict[str, Any], list[Sample], list[str]]:
     """Traffic, rest, everyone alone, rest: (figures, samples, what must not have happened)."""
@@ -335,12 +325,12 @@ def main(
     with tempfile.TemporaryDirectory() as temporary:
         directory = Path(temporary)
         model = model or write_tiny(directory)
-        pool, vocab = make_pool(model, cases, seed=seed, max_tokens=max_tokens, dtype="float32", max_model_len=max_model_len)
+        pool, vocab = make_pool(model, cases, seed=seed, max_tokens=max_tokens, max_model_len=max_model_len)
         words = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
         with octavo_serve(model, directory, *words, f"--max-waiting={max_waiting}", "--device=cpu") as process:
             queue = max_num_seqs + max_waiting
             target = Target(url=process.url, longest=max_model_len, vocab=vocab, max_body=MAX_BODY, queue=queue)
-            found, samples, problems = asyncio.run(test(process, target, pool, traffic, every=sample_every))
+            found, samples, problems = asyncio.run(judge(process, target, pool, traffic, every=sample_every))
             process.popen.send_signal(signal.SIGTERM)
             if (code := process.popen.wait(60)) != 0:
                 problems.append(f"the server ended with {code}")

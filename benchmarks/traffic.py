@@ -13,10 +13,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
+from pathlib import Path
 from random import Random
 from typing import Any
 
+from rich.console import Console
+from rich.progress import track
+
 from octavo import LLM, SamplingParams
+from octavo.base import ConfigError
 from octavo.engine.outputs import RequestOutput
 from octavo.sched.sampling import NUM_LOGPROBS
 
@@ -25,6 +30,7 @@ MARGIN = 1e-3
 """Least logprob between the two likeliest tokens: where rounding could decide, no answer is the only right one."""
 
 WORDS = ("the", "of", "river", "stone", "light", "paper", "seven", "window", "carries", "under", "slowly", "garden", "always")
+DRAFTS = 200
 KINDS = ("short", "shared", "chat", "turn", "several", "shared", "seeded", "short", "turn", "long")
 """In the order and the shares in which a pool has them. Long prompts are few: they cost as much as many others."""
 
@@ -95,16 +101,20 @@ class PoolMaker:
         self._author = Author(rng=Random(seed))
         self._max_tokens, self._longest = max_tokens, longest
         # Two prefixes of some blocks, and one shorter than a block.
-        self._prefixes = [self._author.words(number) for number in (60, 90, 6)]
+        self._prefixes = [self._author.words(number) for number in (longest // 24, longest // 16, 6)]
         self._made: list[Case] = []
 
     def make(self, kind: str) -> Case:
-        """A case of this kind. Drafts whose answer is not certain, or is another's too, are thrown away."""
-        while True:
+        """A case of this kind. Drafts whose answer is not certain, or is another's too, are thrown away.
+
+        Raises ConfigError where none of many drafts will do: requests are then too short for the prompts.
+        """
+        for _ in range(DRAFTS):
             case = self._draft(kind)
             if case.answers and all(case.answers != other.answers for other in self._made):
                 self._made.append(case)
                 return case
+        raise ConfigError(f"max_model_len {self._longest} leaves no room for a prompt of kind {kind}; make it larger")
 
     def _draft(self, kind: str) -> Case:
         author, canary = self._author, self._author.canary()
@@ -169,6 +179,15 @@ class PoolMaker:
         if params.greedy and _margin(output, params.frequency_penalty) < MARGIN:
             return ()
         return tuple(choice.text for choice in output.outputs)
+
+
+def make_pool(model: Path, cases: int, *, seed: int, max_tokens: int, max_model_len: int) -> tuple[list[Case], int]:
+    """(cases of all kinds with their answers, in float32 on the CPU; vocabulary)."""
+    llm = LLM(model, enable_prefix_caching=False, device="cpu", dtype="float32", max_model_len=max_model_len)
+    maker = PoolMaker(llm, seed=seed, max_tokens=max_tokens, longest=max_model_len)
+    kinds = [KINDS[number % len(KINDS)] for number in range(cases)]
+    console = Console(stderr=True)
+    return [maker.make(kind) for kind in track(kinds, "Answers", console=console, transient=True)], llm.built.spec.vocab_size
 
 
 def _margin(output: RequestOutput, penalty: float) -> float:
