@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -193,9 +193,23 @@ app.command()(explain)
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line; exits with 2 and one line on standard error where the input was wrong."""
     try:
-        app(args=None if argv is None else list(argv), prog_name="octavo")
+        code = app(args=None if argv is None else list(argv), prog_name="octavo", standalone_mode=False)
     except OctavoError as error:
-        Console(stderr=True, soft_wrap=True).print(f"[bold red]octavo:[/] {escape(str(error))}", highlight=False)
-        raise SystemExit(2) from None
-    except KeyboardInterrupt:
+        _refuse(str(error))
+    except (KeyboardInterrupt, typer.Abort):
         raise SystemExit(130) from None
+    except Exception as caught:
+        # What Typer says of an option; the class depends on its version.
+        error: Any = caught
+        if not hasattr(error, "format_message"):
+            raise
+        if not error.format_message():
+            error.show()
+            raise SystemExit(2) from None
+        _refuse(f"{error.format_message().rstrip('.')}; see {error.ctx.command_path if error.ctx else 'octavo'} --help")
+    raise SystemExit(code or 0)
+
+
+def _refuse(message: str) -> NoReturn:
+    Console(stderr=True, soft_wrap=True).print(f"[bold red]octavo:[/] {escape(message)}", highlight=False)
+    raise SystemExit(2) from None

@@ -46,6 +46,10 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["generate", "./nowhere", "-p", "x", "--kv-memory", "lots"], "kv_memory 'lots' is not a size"),
         (["generate", "./nowhere", "-p", "x", "--dtype", "int3"], "dtype must be one of"),
         (["sim", "--model", "nothing"], "nothing"),
+        (["sim", "--count", "many"], "'--count'"),
+        (["generate", "./nowhere"], "'--prompt' / '-p'; see octavo generate --help"),
+        (["generate", "./nowhere", "--promt", "x"], "No such option"),
+        (["pln"], "No such command 'pln'"),
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_2(
