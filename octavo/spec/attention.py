@@ -57,7 +57,8 @@ class AttentionParams:
 def read_attention(config: Config, layer_type: str) -> AttentionParams:
     """Attention parameters from a config that its family has normalized.
 
-    Beyond upstream keys the family sets ``qk_norm`` (a ``NormStyle`` or None). Raises UnsupportedError naming the field.
+    Beyond upstream keys the family sets ``qk_norm`` (a ``NormStyle`` or None) and, where they are not as the defaults,
+    ``qk_norm_over`` and ``out_bias``, by default ``attention_bias`` too. Raises UnsupportedError naming the field.
     """
     heads, hidden_size = count(config, "num_attention_heads"), count(config, "hidden_size")
     if config.get("head_dim") is None and hidden_size % heads:
@@ -83,9 +84,10 @@ def read_attention(config: Config, layer_type: str) -> AttentionParams:
         scale=scale,
         rope=read_rope(config, layer_type),
         qk_norm=config.get("qk_norm"),
+        qk_norm_over=config.get("qk_norm_over", "head"),
         norm_eps=float(config["rms_norm_eps"]),
         bias=bias,
-        out_bias=bias,
+        out_bias=bool(config.get("out_bias", bias)),
         softcap=config.get("attn_logit_softcapping"),
     )
 

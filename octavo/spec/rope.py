@@ -48,15 +48,18 @@ class RopeParams:
     truncate: bool = True
 
 
-def read_rope(config: Config, layer_type: str, *, where: str = "rope_parameters") -> RopeParams:
+def read_rope(config: Config, layer_type: str, *, where: str = "rope_parameters") -> RopeParams | None:
     """Rotary parameters of layers of ``layer_type``.
 
-    ``config["rope_parameters"]`` is either one mapping for all layers or, as in Gemma 3, one per layer type. Older configs have
-    ``rope_theta`` and ``rope_scaling`` instead. Raises UnsupportedError naming the field.
+    ``config["rope_parameters"]`` is either one mapping for all layers or, as in Gemma 3, one per layer type; there a family
+    puts None where nothing is rotated. Older configs have ``rope_theta`` and ``rope_scaling`` instead. Raises UnsupportedError
+    naming the field.
     """
     given = config.get("rope_parameters")
     if given and layer_type in given:
         given, where = given[layer_type], f"{where}.{layer_type}"
+        if given is None:
+            return None
     elif not given:
         given, where = config.get("rope_scaling") or {}, "rope_scaling"
     merged = {"rope_theta": config.get("rope_theta", 10000.0), **given}
