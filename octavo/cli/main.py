@@ -200,13 +200,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise SystemExit(130) from None
     except Exception as caught:
         # What Typer says of an option; the class depends on its version.
-        error: Any = caught
-        if not hasattr(error, "format_message"):
+        usage: Any = caught
+        if not hasattr(usage, "format_message"):
             raise
-        if not error.format_message():
-            error.show()
+        if not usage.format_message():
+            usage.show()
             raise SystemExit(2) from None
-        _refuse(f"{error.format_message().rstrip('.')}; see {error.ctx.command_path if error.ctx else 'octavo'} --help")
+        _refuse(f"{usage.format_message().rstrip('.')}; see {usage.ctx.command_path if usage.ctx else 'octavo'} --help")
     raise SystemExit(code or 0)
 
 
