@@ -182,10 +182,12 @@ class PoolMaker:
 
 
 def make_pool(model: Path, cases: int, *, seed: int, max_tokens: int, max_model_len: int) -> tuple[list[Case], int]:
-    """(cases of all kinds with their answers, in float32 on the CPU; vocabulary)."""
+    """(cases of all kinds with their answers, in float32 on the CPU; vocabulary). No chats for a model without a template."""
     llm = LLM(model, enable_prefix_caching=False, device="cpu", dtype="float32", max_model_len=max_model_len)
     maker = PoolMaker(llm, seed=seed, max_tokens=max_tokens, longest=max_model_len)
-    kinds = [KINDS[number % len(KINDS)] for number in range(cases)]
+    assert llm.tokenizer is not None, "loaded without skip_tokenizer_init"
+    possible = [kind for kind in KINDS if kind != "chat" or llm.tokenizer.backend.chat_template]
+    kinds = [possible[number % len(possible)] for number in range(cases)]
     console = Console(stderr=True)
     return [maker.make(kind) for kind in track(kinds, "Answers", console=console, transient=True)], llm.built.spec.vocab_size
 
