@@ -1,4 +1,4 @@
-"""What several families' files say alike: layer lists from ``layer_types``, refusals, tensor names. Torch-free.
+"""What several families' files say alike: layer lists from ``layer_types``, refusals, options, tensor names. Torch-free.
 
 Owns no family. Knows the layer types that Transformers gives names to.
 """
@@ -6,11 +6,13 @@ Owns no family. Knows the layer types that Transformers gives names to.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, replace
 from typing import Any, Final
 
 from octavo.base import ConfigError, UnsupportedError
 from octavo.kinds.full.spec import FullAttention
 from octavo.kinds.sliding.spec import SlidingWindow
+from octavo.spec.decoder import DecoderOptions
 from octavo.spec.family import Family, Rename
 from octavo.spec.kind import PLANNING, Config, Kind, LayerSpec, count
 
@@ -113,6 +115,59 @@ def planned(
     return Family(
         name=name, model_types=(name, *aliases), normalize=normalize, layers=layers, defaults=defaults, parameters=parameters
     )
+
+
+def decoder_options(config: Config, **changes: Any) -> Mapping[str, Any]:
+    """Options of ``DECODER`` by the names that most configs have for them; ``changes`` are ``DecoderOptions``' own fields."""
+    usual = {
+        "hidden_size": int(config["hidden_size"]),
+        "intermediate_size": int(config["intermediate_size"]),
+        "activation": config.get("hidden_act"),
+        "norm_eps": float(config["rms_norm_eps"]),
+        "tied_embeddings": bool(config["tie_word_embeddings"]),
+    }
+    return asdict(DecoderOptions(**{**usual, **changes}))
+
+
+def decoder(
+    name: str,
+    *,
+    defaults: Mapping[str, Any],
+    parameters: Callable[[Config], int],
+    spell: Callable[[dict[str, Any]], Mapping[str, Any]],
+    layers: Callable[[Config], tuple[LayerSpec, ...]] = typed_layers,
+    options: Callable[[Config], Mapping[str, Any]] = decoder_options,
+    aliases: tuple[str, ...] = (),
+) -> Family:
+    """A family that ``DECODER`` runs; arguments as for ``planned``, and the decoder's options."""
+    family = planned(name, defaults=defaults, parameters=parameters, spell=spell, layers=layers, aliases=aliases)
+    return replace(family, module=DECODER, options=options, ignored=IGNORED)
+
+
+def rope_by_type(config: Config, *, far: float, near: float | None = None) -> dict[str, Any]:
+    """``rope_parameters`` of full and of sliding layers, where ``rope_scaling`` is that of full layers only.
+
+    far, near: thetas where the file gives none; without ``near`` both have the same, else that of sliding layers is
+    ``rope_local_base_freq``. Raises UnsupportedError where ``rope_parameters`` are not one mapping per layer type.
+    """
+    given = config.get("rope_parameters") or {}
+    if config.get(PLANNING):
+        return {}
+    strange = sorted(set(given) - {FULL, SLIDING})
+    if strange:
+        raise UnsupportedError(f"rope_parameters.{strange[0]} is not supported: this model has one entry per layer type")
+    theta = config.get("rope_theta", far)
+    local = theta if near is None else config.get("rope_local_base_freq", near)
+    return {
+        FULL: {"rope_theta": theta, **(config.get("rope_scaling") or {}), **(given.get(FULL) or {})},
+        SLIDING: {"rope_theta": local, **(given.get(SLIDING) or {})},
+    }
+
+
+def rotated_only(config: Config, *layer_types: str) -> dict[str, Any]:
+    """``rope_parameters`` by which layers of these types are rotated, and full ones are not unless they are among them."""
+    old = {"rope_theta": config.get("rope_theta", 10000.0), **(config.get("rope_scaling") or {})}
+    return {FULL: None, **dict.fromkeys(layer_types, config.get("rope_parameters") or old)}
 
 
 def gguf_config(metadata: Mapping[str, Any], keys: Mapping[str, str], known: Iterable[str]) -> dict[str, Any]:

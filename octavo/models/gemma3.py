@@ -6,15 +6,24 @@ Owns class defaults, refusals, tensor names of the multimodal checkpoints and GG
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any, Final
 
-from octavo.base import UnsupportedError
-from octavo.models.common import DECODER, FULL, GGUF_KEYS, GGUF_NAMES, IGNORED, SLIDING, gguf_config, refuse, typed_layers
+from octavo.models.common import (
+    DECODER,
+    FULL,
+    GGUF_KEYS,
+    GGUF_NAMES,
+    IGNORED,
+    SLIDING,
+    decoder_options,
+    gguf_config,
+    refuse,
+    rope_by_type,
+    typed_layers,
+)
 from octavo.models.weights import biased, dense, head_norms
-from octavo.spec.decoder import DecoderOptions
 from octavo.spec.family import Family, GGUFRules
-from octavo.spec.kind import PLANNING, Config, count
+from octavo.spec.kind import Config, count
 
 DEFAULTS: Final = {
     "vocab_size": 262208,
@@ -42,36 +51,19 @@ def normalize(config: Config) -> Config:
         # Transformers itself reads only the first spelling; configs on the Hub carry either, and 6 where it matters.
         pattern = int(full.get("sliding_window_pattern") or full.get("_sliding_window_pattern") or 6)
         full["layer_types"] = [SLIDING if (index + 1) % pattern else FULL for index in range(count(full, "num_hidden_layers"))]
-    full["rope_parameters"] = _rope(config)
+    full["rope_parameters"] = rope_by_type(config, far=1e6, near=1e4)
     return full
-
-
-def _rope(config: Config) -> dict[str, Any]:
-    given = config.get("rope_parameters") or {}
-    if config.get(PLANNING):
-        return {}
-    strange = sorted(set(given) - {FULL, SLIDING})
-    if strange:
-        raise UnsupportedError(f"rope_parameters.{strange[0]} is not supported: a Gemma 3 config has one entry per layer type")
-    far = {"rope_theta": config.get("rope_theta", 1e6), **(config.get("rope_scaling") or {}), **(given.get(FULL) or {})}
-    near = {"rope_theta": config.get("rope_local_base_freq", 1e4), **(given.get(SLIDING) or {})}
-    return {FULL: far, SLIDING: near}
 
 
 def options(config: Config) -> Mapping[str, Any]:
     """Options of the decoder module."""
-    return asdict(
-        DecoderOptions(
-            hidden_size=int(config["hidden_size"]),
-            intermediate_size=int(config["intermediate_size"]),
-            activation=config["hidden_activation"],
-            norm_eps=float(config["rms_norm_eps"]),
-            norm="offset",
-            placement="sandwich",
-            embed_scale=float(config["hidden_size"]) ** 0.5,
-            tied_embeddings=bool(config["tie_word_embeddings"]),
-            logit_softcap=config.get("final_logit_softcapping"),
-        )
+    return decoder_options(
+        config,
+        activation=config["hidden_activation"],
+        norm="offset",
+        placement="sandwich",
+        embed_scale=float(config["hidden_size"]) ** 0.5,
+        logit_softcap=config.get("final_logit_softcapping"),
     )
 
 

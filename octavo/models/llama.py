@@ -6,13 +6,21 @@ Owns class defaults, refusals and GGUF conventions of the family.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any, Final
 
 from octavo.base import UnsupportedError
-from octavo.models.common import DECODER, FULL, GGUF_KEYS, GGUF_NAMES, IGNORED, gguf_config, refuse, typed_layers
+from octavo.models.common import (
+    DECODER,
+    FULL,
+    GGUF_KEYS,
+    GGUF_NAMES,
+    IGNORED,
+    decoder_options,
+    gguf_config,
+    refuse,
+    typed_layers,
+)
 from octavo.models.weights import biased, dense
-from octavo.spec.decoder import DecoderOptions
 from octavo.spec.family import Family, GGUFRules
 from octavo.spec.kind import Config, count
 
@@ -41,16 +49,7 @@ def normalize(config: Config) -> Config:
 
 def options(config: Config) -> Mapping[str, Any]:
     """Options of the decoder module."""
-    return asdict(
-        DecoderOptions(
-            hidden_size=int(config["hidden_size"]),
-            intermediate_size=int(config["intermediate_size"]),
-            activation=config["hidden_act"],
-            norm_eps=float(config["rms_norm_eps"]),
-            tied_embeddings=bool(config["tie_word_embeddings"]),
-            mlp_bias=bool(config.get("mlp_bias", False)),
-        )
-    )
+    return decoder_options(config, mlp_bias=bool(config.get("mlp_bias", False)))
 
 
 def from_gguf(metadata: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,13 +5,10 @@ Owns class defaults and refusals of the family.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict
-from typing import Any, Final
+from typing import Final
 
-from octavo.models.common import DECODER, FULL, IGNORED, SLIDING, typed_layers
+from octavo.models.common import DECODER, FULL, IGNORED, SLIDING, decoder_options, typed_layers
 from octavo.models.weights import biased, dense, head_norms
-from octavo.spec.decoder import DecoderOptions
 from octavo.spec.family import Family
 from octavo.spec.kind import Config, count
 
@@ -45,19 +42,6 @@ def normalize(config: Config) -> Config:
     return full
 
 
-def options(config: Config) -> Mapping[str, Any]:
-    """Options of the decoder module."""
-    return asdict(
-        DecoderOptions(
-            hidden_size=int(config["hidden_size"]),
-            intermediate_size=int(config["intermediate_size"]),
-            activation=config["hidden_act"],
-            norm_eps=float(config["rms_norm_eps"]),
-            tied_embeddings=bool(config["tie_word_embeddings"]),
-        )
-    )
-
-
 FAMILY = Family(
     name="qwen3",
     model_types=("qwen3",),
@@ -65,7 +49,7 @@ FAMILY = Family(
     layers=typed_layers,
     defaults=DEFAULTS,
     parameters=dense(bias=biased, out_bias=biased, norms=head_norms),
-    options=options,
+    options=decoder_options,
     module=DECODER,
     names=(),
     ignored=IGNORED,
