@@ -177,7 +177,7 @@ def open_checkpoint(source: ModelSource, families: Families, progress: Progress 
         family=family,
         eos_token_ids=_eos(source.path, config),
         digest=digest_of(config, sorted(source.path.glob("*.safetensors"))),
-        weights=lambda dtype: safetensors_weights(source.path, family, dtype=dtype, progress=progress),
+        weights=lambda _: safetensors_weights(source.path, family, progress=progress),
     )
 
 

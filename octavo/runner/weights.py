@@ -1,12 +1,14 @@
 """Weights from safetensors checkpoints, by the module names of their family.
 
-Owns finding the files, renaming, and complaints about what is missing or left over. GGUF files are ``runner/gguf.py``'s.
+Owns finding the files, renaming, and complaints about what is missing or left over. GGUF files are ``runner/gguf.py``'s, other
+arrangements of weights ``runner/repack.py``'s.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
+from math import prod
 from pathlib import Path
 
 import torch
@@ -15,7 +17,8 @@ from torch import Tensor, nn
 
 from octavo.base import ConfigError
 from octavo.nn.decoder import Decoder
-from octavo.spec.family import Family
+from octavo.runner.repack import Piece, pieces
+from octavo.spec.family import Family, Repack
 
 Weights = Iterable[tuple[str, Tensor]]
 """(module name, tensor) pairs, made one at a time."""
@@ -43,42 +46,72 @@ def safetensors_files(directory: Path) -> list[Path]:
 
 
 def safetensors_weights(
-    directory: str | Path, family: Family, *, dtype: torch.dtype, progress: Progress = no_progress
+    directory: str | Path, family: Family, *, progress: Progress = no_progress
 ) -> Iterator[tuple[str, Tensor]]:
-    """All weights of a checkpoint directory in ``dtype``, under module names."""
+    """All weights of a checkpoint directory in their stored dtype, under module names."""
     files = safetensors_files(Path(directory))
     handles = [safe_open(file, framework="pt") for file in files]
     names = [(handle, name) for handle in handles for name in handle.keys()]  # noqa: SIM118
     for done, (handle, name) in enumerate(names):
         module = family.module_name(name)
         if module is not None:
-            yield module, handle.get_tensor(name).to(dtype)
+            yield module, handle.get_tensor(name)
         progress(done + 1, len(names))
 
 
-def fill(model: Decoder, weights: Weights, *, dtype: torch.dtype, device: torch.device) -> None:
-    """Put weights into a model built on the meta device.
+class _Places:
+    """The weights of a model on the meta device, as they are given, whole or in parts, in the dtype of each."""
 
-    Raises ConfigError naming tensors that are missing, unknown, given twice or of a wrong shape; the model is then unusable.
-    """
-    wanted = dict(model.named_parameters())
-    given: set[str] = set()
-    for name, tensor in weights:
-        if name in model.tied:
-            continue
-        if name not in wanted:
+    def __init__(self, model: Decoder, device: torch.device) -> None:
+        self.model, self.device = model, device
+        self.wanted = dict(model.named_parameters())
+        self.shapes = {name: weight.shape for name, weight in self.wanted.items()}
+        self._given: set[tuple[str, object]] = set()
+        self._open = {name: weight.numel() for name, weight in self.wanted.items()}
+
+    def put(self, name: str, piece: Piece) -> None:
+        """Place what the tensor ``name`` has for one weight."""
+        weight, shape = piece.weight, self.shapes.get(piece.weight)
+        if shape is None or any(stop > size for (_, stop), size in zip(piece.region, shape, strict=False)):
             raise ConfigError(
                 f"tensor {name} of the checkpoint has no place in the model; the config and the weights do not match"
             )
-        if name in given:
+        asked = (*(stop - start for start, stop in piece.region), *shape[len(piece.region) :])
+        if piece.values.shape != asked:
+            raise ConfigError(f"tensor {name} has shape {tuple(piece.values.shape)}, the config asks for {asked}")
+        self._open[weight] -= prod(asked)
+        if (weight, piece.region) in self._given or self._open[weight] < 0:
             raise ConfigError(f"tensor {name} is twice in the checkpoint")
-        if tensor.shape != wanted[name].shape:
-            raise ConfigError(f"tensor {name} has shape {tuple(tensor.shape)}, the config asks for {tuple(wanted[name].shape)}")
-        given.add(name)
-        owner, _, leaf = name.rpartition(".")
-        placed = tensor.to(device=device, dtype=dtype)
-        setattr(model.get_submodule(owner), leaf, nn.Parameter(placed, requires_grad=False))
-    missing = sorted(set(wanted) - given)
-    if missing:
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        raise ConfigError(f"the checkpoint lacks {', '.join(missing[:3])}{more}")
+        self._given.add((weight, piece.region))
+        owner, _, leaf = weight.rpartition(".")
+        module, dtype = self.model.get_submodule(owner), self.wanted[weight].dtype
+        if not piece.region:
+            self._set(module, leaf, piece.values.to(device=self.device, dtype=dtype).contiguous())
+            return
+        if getattr(module, leaf).is_meta:
+            self._set(module, leaf, torch.empty(shape, device=self.device, dtype=dtype))
+        getattr(module, leaf)[tuple(slice(*interval) for interval in piece.region)] = piece.values
+
+    @staticmethod
+    def _set(module: nn.Module, leaf: str, values: Tensor) -> None:
+        setattr(module, leaf, nn.Parameter(values, requires_grad=False))
+
+    def check(self) -> None:
+        """Raise ConfigError naming weights that were not given, or not all of them."""
+        missing = sorted(name for name, elements in self._open.items() if elements)
+        if missing:
+            more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+            raise ConfigError(f"the checkpoint lacks {', '.join(missing[:3])}{more}")
+
+
+def fill(model: Decoder, weights: Weights, *, repack: tuple[Repack, ...] = (), device: torch.device) -> None:
+    """Put weights into a model built on the meta device, in the dtypes that it was built with.
+
+    Raises ConfigError naming tensors that are missing, unknown, given twice or of a wrong shape; the model is then unusable.
+    """
+    places = _Places(model, device)
+    for name, tensor in weights:
+        if name not in model.tied:
+            for piece in pieces(name, tensor, repack, places.shapes):
+                places.put(name, piece)
+    places.check()

@@ -28,6 +28,26 @@ def rename(name: str, rules: tuple[Rename, ...]) -> str | None:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Repack:
+    """How weights of the modules are filled from a checkpoint tensor that holds them in another arrangement.
+
+    pattern: of the tensor's name, after ``Family.names``. into: the weights that it fills, in the syntax of replacements. Of
+        several it holds the rows one behind the other; their sizes are those of the modules.
+    index: in the same syntax, for one of a stack of weights: which along the stack's first axis. axis: where the rows are, in
+        what ``index`` leaves of the weight. half: which half of the rows the tensor has, or None where it has them all.
+    transposed: the last two axes are exchanged. interleaved: rows of both halves alternate.
+    """
+
+    pattern: str
+    into: tuple[str, ...]
+    index: str = ""
+    axis: int = 0
+    half: int | None = None
+    transposed: bool = False
+    interleaved: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class GGUFRules:
     """How llama.cpp's converter stores a family, and how to undo it.
 
@@ -61,7 +81,8 @@ class Family:
     module: ``module:Class`` of the torch model: ``Class(spec, dtype=, device=)``. None: memory can be planned for the family,
         but it cannot be run, and what follows is empty. options: what ``module`` needs beyond the layers.
     names: checkpoint tensor name -> module name. ignored: patterns of checkpoint tensors that are not weights of the text
-    model.
+    model. repack: what of the rest is stored in another arrangement; the first rule that matches decides.
+    quantised: values of ``quantization_config.quant_method`` whose weights are dequantised as they are read.
     """
 
     name: str
@@ -74,6 +95,8 @@ class Family:
     options: Callable[[Config], Mapping[str, Any]] = _no_options
     names: tuple[Rename, ...] = ()
     ignored: tuple[str, ...] = ()
+    repack: tuple[Repack, ...] = ()
+    quantised: tuple[str, ...] = ()
     gguf: GGUFRules | None = None
 
     def module_name(self, tensor: str) -> str | None:

@@ -112,9 +112,10 @@ def _check_runs(text: Config, family: Family) -> None:
         raise UnsupportedError(f"model_type {text.get('model_type')!r} can be planned but not run yet")
     if text.get("quantization_config"):
         method = text["quantization_config"].get("quant_method", "unknown")
-        raise UnsupportedError(
-            f"quantization_config (quant_method {method!r}) is not supported; give an unquantised checkpoint or a GGUF file"
-        )
+        if method not in family.quantised:
+            raise UnsupportedError(
+                f"quantization_config (quant_method {method!r}) is not supported; give an unquantised checkpoint or a GGUF file"
+            )
 
 
 def _check_kinds_run(spec: ModelSpec) -> None:

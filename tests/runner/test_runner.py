@@ -33,7 +33,7 @@ def make_runner(name: str, root: Path, blocks: tuple[int, ...], dtype: str = "fl
         spec=spec,
         family=family,
         layout=hand_layout(spec, blocks, dtype=dtype, num_pages=num_pages),
-        weights=safetensors_weights(path, family, dtype=torch_dtype),
+        weights=safetensors_weights(path, family),
         dtype=torch_dtype,
     )
     # Bytes nobody has written are NaN in every float dtype: reading one shows.

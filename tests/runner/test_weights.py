@@ -33,7 +33,8 @@ def llama(tmp_path: Path) -> Path:
 def load(path: Path, dtype: torch.dtype = torch.float32) -> Decoder:
     spec = read_spec(load_config(path), families=FAMILIES)
     model = Decoder(spec, dtype=dtype, device="meta")
-    fill(model, safetensors_weights(path, FAMILIES.named(spec.family), dtype=dtype), dtype=dtype, device=CPU)
+    family = FAMILIES.named(spec.family)
+    fill(model, safetensors_weights(path, family), repack=family.repack, device=CPU)
     return model
 
 
@@ -63,7 +64,7 @@ def test_sharded_checkpoints(llama: Path) -> None:
 def test_progress_counts_all_tensors(llama: Path) -> None:
     seen: list[tuple[int, int]] = []
     family = FAMILIES.named("llama")
-    total = len(list(safetensors_weights(llama, family, dtype=torch.float32, progress=lambda *at: seen.append(at))))
+    total = len(list(safetensors_weights(llama, family, progress=lambda *at: seen.append(at))))
     assert seen == [(i + 1, total) for i in range(total)]
 
 
@@ -139,7 +140,7 @@ def test_gguf_fills_a_model(tmp_path: Path) -> None:
     spec = read_spec(gguf.config(), families=FAMILIES)
     assert (spec.vocab_size, len(spec.layers), spec.options["tied_embeddings"]) == (4, 1, True)
     model = Decoder(spec, dtype=torch.float32, device="meta")
-    fill(model, gguf.weights(dtype=torch.float32), dtype=torch.float32, device=CPU)
+    fill(model, gguf.weights(dtype=torch.float32), device=CPU)
     stored = {tensor.name: tensor.data for tensor in gguf.reader.tensors}
     layer = model.model.layers[0]
     assert np.array_equal(layer.mlp.down_proj.weight.numpy(), stored["blk.0.ffn_down.weight"])

@@ -1,0 +1,105 @@
+"""Weights that checkpoints hold fused, one expert at a time or transposed arrive where they belong; misfits are named."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from octavo.base import ConfigError
+from octavo.runner.repack import pieces
+from octavo.runner.weights import fill
+from octavo.spec.family import Repack
+
+CPU = torch.device("cpu")
+SPLIT = Repack(pattern=r"qkv\.weight", into=("q.weight", "k.weight", "v.weight"))
+GATE = Repack(pattern=r"experts\.(\d+)\.gate\.weight", into=("both",), index=r"\1", half=0)
+UP = Repack(pattern=r"experts\.(\d+)\.up\.weight", into=("both",), index=r"\1", half=1)
+
+
+class Model(nn.Module):
+    """Weights of given shapes on the meta device; ``q`` is float32 whatever the rest is."""
+
+    tied = MappingProxyType[str, str]({})
+
+    def __init__(self, **shapes: tuple[int, ...]) -> None:
+        super().__init__()
+        for name, shape in shapes.items():
+            owner = nn.Module() if name in "qkv" else self
+            if owner is not self:
+                self.add_module(name, owner)
+            dtype = torch.float32 if name in ("q", "both") else torch.bfloat16
+            values = nn.Parameter(torch.empty(shape, device="meta", dtype=dtype), requires_grad=False)
+            owner.register_parameter("weight" if owner is not self else name, values)
+
+
+def load(model: Model, weights: dict[str, Tensor], *rules: Repack) -> dict[str, Tensor]:
+    fill(model, weights.items(), repack=rules, device=CPU)  # type: ignore[arg-type]
+    return dict(model.named_parameters())
+
+
+def numbered(*shape: int) -> Tensor:
+    return torch.arange(torch.Size(shape).numel(), dtype=torch.float32).view(shape)
+
+
+def test_rows_are_split_by_the_sizes_of_the_modules() -> None:
+    fused = numbered(8, 3)
+    made = load(Model(q=(4, 3), k=(2, 3), v=(2, 3)), {"qkv.weight": fused}, SPLIT)
+    assert torch.equal(torch.cat([made[f"{name}.weight"].float() for name in "qkv"]), fused)
+    assert (made["q.weight"].dtype, made["k.weight"].dtype) == (torch.float32, torch.bfloat16)
+
+
+def test_experts_are_stacked_gate_before_up() -> None:
+    weights = {
+        f"experts.{n}.{part}.weight": numbered(2, 3) + 100 * n + at for n in (1, 0) for at, part in ((10, "up"), (0, "gate"))
+    }
+    made = load(Model(both=(2, 4, 3)), weights, GATE, UP)["both"]
+    for n in range(2):
+        assert torch.equal(made[n, :2], weights[f"experts.{n}.gate.weight"])
+        assert torch.equal(made[n, 2:], weights[f"experts.{n}.up.weight"])
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_stacks_may_be_transposed_and_their_halves_interleaved(interleaved: bool) -> None:
+    rule = Repack(pattern="stored", into=("both",), axis=1, transposed=True, interleaved=interleaved)
+    stored = numbered(2, 3, 4)
+    made = load(Model(both=(2, 4, 3)), {"stored": stored}, rule)["both"]
+    order = [0, 2, 1, 3] if interleaved else [0, 1, 2, 3]
+    assert torch.equal(made, stored[:, :, order].transpose(1, 2)) and made.is_contiguous()
+
+
+def test_halves_of_whole_stacks() -> None:
+    rules = [Repack(pattern=name, into=("both",), axis=1, half=half) for half, name in enumerate(("gate", "up"))]
+    made = load(Model(both=(2, 4, 3)), {"gate": numbered(2, 2, 3), "up": -numbered(2, 2, 3)}, *rules)["both"]
+    assert torch.equal(made[:, :2], numbered(2, 2, 3)) and torch.equal(made[:, 2:], -numbered(2, 2, 3))
+
+
+def test_the_first_rule_decides_and_the_rest_keep_their_names() -> None:
+    shapes = {"both": torch.Size((1, 2))}
+    rules = (Repack(pattern="a", into=("both",)), Repack(pattern="a", into=("other",)))
+    assert [piece.weight for piece in pieces("a", torch.zeros(1, 2), rules, shapes)] == ["both"]
+    assert [piece.weight for piece in pieces("b", torch.zeros(1, 2), rules, shapes)] == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("weights", "complaint"),
+    [
+        ({"qkv.weight": (7, 3)}, r"qkv\.weight has shape \(7, 3\), the config asks for 8 rows"),
+        ({"qkv.weight": (8, 2)}, r"qkv\.weight has shape"),
+        ({"qkv.weight": (8, 3), "q.weight": (4, 3)}, r"q\.weight is twice"),
+        ({"qkv.weight": (8, 3), "experts.0.gate.weight": (2, 3)}, "lacks both"),
+        ({"qkv.weight": (8, 3), "experts.2.gate.weight": (2, 3)}, r"experts\.2\.gate\.weight .* has no place"),
+        ({"qkv.weight": (8, 3), "experts.1.gate.weight": (3, 3)}, r"experts\.1\.gate\.weight has shape"),
+    ],
+)
+def test_misfits_are_named(weights: dict[str, tuple[int, ...]], complaint: str) -> None:
+    model = Model(q=(4, 3), k=(2, 3), v=(2, 3), both=(2, 4, 3))
+    with pytest.raises(ConfigError, match=complaint):
+        load(model, {name: torch.zeros(shape) for name, shape in weights.items()}, SPLIT, GATE, UP)
+
+
+def test_a_rule_for_weights_that_the_model_lacks_is_no_way_in() -> None:
+    with pytest.raises(ConfigError, match="has no place"):
+        load(Model(both=(1, 4, 3)), {"qkv.weight": torch.zeros(8, 3)}, SPLIT)
