@@ -5,7 +5,9 @@ Owns the options of a server process, and what it says when it is ready. Imports
 
 from __future__ import annotations
 
+import os
 import shlex
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from octavo.config import parse_size
 from octavo.engine.aio import AsyncLLM
 from octavo.observe.metrics import Metrics
 from octavo.server.app import create_app
-from octavo.server.run import Server, bind, url
+from octavo.server.run import Server, bind, listen, url
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +62,13 @@ def run(model: str, options: Options, **engine_options: Any) -> None:
         typer.echo(f"octavo serves {name} at {url(taken)}/v1 and shows its cache at {url(taken)}/")
         typer.echo(f"Try: {_curl(taken, options)}")
 
+    listen(taken)
     Server(app, engine, shutdown_timeout=options.shutdown_timeout, ready=ready).run(sockets=[taken])
+    if not engine.stopped:
+        # Nothing ends a thread that computes, and an interpreter that is torn down under it aborts.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 def _read(path: Path) -> str:

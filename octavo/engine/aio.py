@@ -16,7 +16,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from itertools import count
-from queue import SimpleQueue
+from math import inf
+from queue import Empty, SimpleQueue
 from typing import Any, Protocol, Self, TypedDict, TypeVar, Unpack
 
 from octavo.base import ConfigError, OctavoError
@@ -80,15 +81,24 @@ class Recorder(Protocol):
 
 
 class _Session:
-    """One request as its client sees it: what arrives, and the times that a recorder wants to know."""
+    """One request as its client sees it: what arrives, and the times that a recorder wants to know.
 
-    def __init__(self, live: Live, recorder: Recorder | None, began: float) -> None:
-        self.live, self.loop = live, asyncio.get_running_loop()
+    through: called when the last thing has arrived. entered: the scheduler has taken it.
+    """
+
+    def __init__(self, live: Live, recorder: Recorder | None, began: float, through: Callable[[], object]) -> None:
+        self.live, self.loop, self._through = live, asyncio.get_running_loop(), through
         self.items: asyncio.Queue[tuple[float, RequestDelta | OctavoError]] = asyncio.Queue()
-        self.reason = "abort"
+        self.reason, self.entered = "abort", False
         self._recorder, self._began = recorder, began
         self._last: dict[int, float] = {}
         self._tokens = 0
+
+    def take(self, when: float, item: RequestDelta | OctavoError) -> None:
+        """Something arrives."""
+        self.items.put_nowait((when, item))
+        if isinstance(item, OctavoError) or item.finished:
+            self._through()
 
     async def next(self) -> RequestDelta:
         """The next delta; raises what ended the request instead."""
@@ -143,9 +153,12 @@ class AsyncLLM:
         self._tally, self._ids = Tally(), count()
         # Encoding a long prompt takes a while; one thread, since tokenizers need not be safe in several.
         self._encoder = ThreadPoolExecutor(1, thread_name_prefix="octavo-encode")
-        self._taken, self._mean_seconds, self._began = 0, 1.0, time.monotonic()
+        # Continuations of every request that waits or runs. One that is through takes no place, read or not.
+        self._places: dict[object, int] = {}
+        self._mean_seconds, self._began, self._deadline = 1.0, time.monotonic(), inf
         self._closing = self._stopping = False
         self._ended: OctavoError | None = None
+        self._look: Future[dict[str, Any]] | None = None
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="octavo-engine", daemon=True)
         self._thread.start()
@@ -173,9 +186,19 @@ class AsyncLLM:
         return self._llm.built.spec.vocab_size
 
     @property
+    def max_unfinished(self) -> int:
+        """Most continuations that may run and wait at once."""
+        return self._llm.config.max_num_seqs + self._max_waiting
+
+    @property
     def is_alive(self) -> bool:
         """False once the engine has broken down or was closed."""
         return self._ended is None
+
+    @property
+    def stopped(self) -> bool:
+        """True once the engine's thread has ended; after ``close`` a step may still be going on."""
+        return not self._thread.is_alive()
 
     @property
     def closing(self) -> bool:
@@ -213,51 +236,65 @@ class AsyncLLM:
     async def snapshot(self) -> dict[str, Any]:
         """Everything about requests and cache, taken between two steps, for ``json.dumps(..., default=vars)``.
 
-        docs/inspecting.md says what it means.
+        docs/inspecting.md says what it means. Whoever asks while another waits gets the same one: many who look cost no more
+        than one.
         """
-        about = {"model": self.model_name, "uptime_seconds": time.monotonic() - self._began}
-        return about | await self._call(lambda: insight.describe(self._core.scheduler, self._tally))
+        if self._look is None or self._look.done():
+            self._look = self._post(lambda: insight.describe(self._core.scheduler, self._tally))
+        found = await asyncio.shield(asyncio.wrap_future(self._look))
+        return {"model": self.model_name, "uptime_seconds": time.monotonic() - self._began} | found
 
     async def close(self, *, timeout: float = 30.0) -> None:
-        """Refuse new requests, let those that run finish for up to ``timeout`` seconds, end the rest, and stop the thread."""
+        """Refuse new requests, let those that run finish for up to ``timeout`` seconds, end the rest, and stop the thread.
+
+        Called again, it can only shorten the time. A step that is being computed cannot be interrupted: clients are told at
+        once, and the thread, which does not keep the process, is waited for until the time is over, or a second.
+        """
         self._closing = True
-        deadline = time.monotonic() + timeout
-        while self._taken and self.is_alive and time.monotonic() < deadline:
+        self._deadline = min(self._deadline, time.monotonic() + timeout)
+        while self._places and self.is_alive and time.monotonic() < self._deadline:
             await asyncio.sleep(0.02)
-        self._post(self._stop)
-        # A step that is being computed cannot be interrupted; the thread is a daemon and does not keep the process.
-        await asyncio.to_thread(self._thread.join, max(1.0, deadline - time.monotonic()))
+        self._stopping = True
+        self._end(EngineClosedError("the engine was shut down"))
+        # Wakes the thread where it waits for commands.
+        self._commands.put((lambda: None, Future()))
+        at_least = time.monotonic() + 1
+        while self._thread.is_alive() and time.monotonic() < max(self._deadline, at_least):
+            await asyncio.sleep(0.02)
         self._encoder.shutdown(wait=False, cancel_futures=True)
 
     @asynccontextmanager
     async def _session(self, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> AsyncIterator[_Session]:
-        began = time.monotonic()
+        began, place = time.monotonic(), object()
         self._refuse_unless_open(params.n)
-        self._taken += params.n
+        self._places[place] = params.n
         try:
             named: RequestOptions = {**options, "request_id": options.get("request_id") or str(next(self._ids))}
             make = partial(self._llm.prompts.make, prompt, params, **named)
             live = await asyncio.get_running_loop().run_in_executor(self._encoder, make)
-            session = _Session(live, self._recorder, began)
+            session = _Session(live, self._recorder, began, partial(self._places.pop, place, None))
             try:
                 await self._call(partial(self._enter, session))
                 yield session
             finally:
                 # Commands are carried out in order: whatever became of entering, after this the request is gone.
                 self._post(partial(self._leave, session))
-                self._mean_seconds += 0.1 * (session.end(time.monotonic()) - self._mean_seconds)
+                if session.entered:
+                    self._mean_seconds += 0.1 * (session.end(time.monotonic()) - self._mean_seconds)
         finally:
-            self._taken -= params.n
+            self._places.pop(place, None)
 
     def _refuse_unless_open(self, continuations: int) -> None:
         if self._ended is not None:
             raise type(self._ended)(*self._ended.args)
         if self._closing:
             raise EngineClosedError("the engine is shutting down and takes no new requests")
-        slots = self._llm.config.max_num_seqs
-        if self._taken + continuations > slots + self._max_waiting:
+        if continuations > self.max_unfinished:
+            raise ConfigError(f"n must be at most {self.max_unfinished} here, not {continuations}: no more run and wait")
+        taken, slots = sum(self._places.values()), self._llm.config.max_num_seqs
+        if taken + continuations > self.max_unfinished:
             # Roughly when half of those that wait will have had their turn.
-            raise QueueFullError(max(1.0, self._mean_seconds * (self._taken - slots) / (2 * slots)))
+            raise QueueFullError(max(1.0, self._mean_seconds * (taken - slots) / (2 * slots)))
 
     def _post(self, command: Callable[[], T]) -> Future[T]:
         """Have a command carried out between two steps. It fails where the thread has ended."""
@@ -283,14 +320,24 @@ class AsyncLLM:
                 self._obey(wait=not self._core.has_work)
                 if self._core.has_work and not self._stopping:
                     self._deliver(self._core.step())
+            # So that every page is given back.
+            for request_id in self._sessions:
+                self._core.abort(request_id)
         except BaseException as error:
             log.exception("the engine has stopped")
             ended = EngineDeadError(f"the engine has stopped: {error!r}")
+        self._end(ended)
+
+    def _end(self, ended: OctavoError) -> None:
+        """Tell all who wait, and all who will come, that nothing comes any more; from either thread."""
         with self._lock:
-            self._ended = ended
-        self._hand_out([(session, ended) for session in self._sessions.values()])
-        while not self._commands.empty():
-            self._commands.get()[1].set_exception(ended)
+            self._ended = self._ended or ended
+        self._hand_out([(session, self._ended) for session in list(self._sessions.values())])
+        with suppress(Empty):
+            while True:
+                _, done = self._commands.get_nowait()
+                if done.set_running_or_notify_cancel():
+                    done.set_exception(self._ended)
 
     def _obey(self, *, wait: bool) -> None:
         """Carry out all commands there are; with ``wait``, at least one."""
@@ -306,18 +353,13 @@ class AsyncLLM:
     def _enter(self, session: _Session) -> None:
         self._core.add(session.live.request)
         self._sessions[session.live.request.request_id] = session
+        session.entered = True
 
     def _leave(self, session: _Session) -> None:
         request_id = session.live.request.request_id
         # Another request's, where entering failed because the id was in use.
         if self._sessions.get(request_id) is session:
             del self._sessions[request_id]
-            self._core.abort(request_id)
-
-    def _stop(self) -> None:
-        """End what is left, so that every page is given back."""
-        self._stopping = True
-        for request_id in self._sessions:
             self._core.abort(request_id)
 
     def _deliver(self, events: Sequence[TokenEvent]) -> None:
@@ -353,4 +395,4 @@ class AsyncLLM:
 
 def _fill(items: Sequence[tuple[_Session, RequestDelta | OctavoError]], now: float) -> None:
     for session, item in items:
-        session.items.put_nowait((now, item))
+        session.take(now, item)

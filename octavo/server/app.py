@@ -80,7 +80,8 @@ def create_app(
     errors.install(app)
     app.add_middleware(BodyLimit, max_bytes=max_body_bytes)
     if api_key is not None:
-        app.add_middleware(ApiKey, key=api_key)
+        # A key out of a file often ends with a line break, which no header can carry.
+        app.add_middleware(ApiKey, key=api_key.strip())
     app.add_middleware(CountResponses, metrics=metrics)
     serving = Serving(engine=engine, name=model_name or engine.model_name, created=int(time.time()))
     responses: Any = {status: {"model": ErrorBody, "description": said} for status, said in ERRORS.items()}

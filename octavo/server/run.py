@@ -35,9 +35,22 @@ def bind(host: str, port: int) -> socket.socket:
         taken.bind((host, port))
     except (OSError, OverflowError, UnicodeError) as error:
         taken.close()
-        said = getattr(error, "strerror", None) or error
-        raise ConfigError(f"port {port} of {host} cannot be used: {said}; choose others with --host and --port") from error
+        raise _unusable(host, port, error) from error
     return taken
+
+
+def listen(taken: socket.socket) -> None:
+    """Let connections come. Raises ConfigError where somebody who was bound to the same address listens already."""
+    try:
+        taken.listen()
+    except OSError as error:
+        host, port = taken.getsockname()[:2]
+        raise _unusable(host, port, error) from error
+
+
+def _unusable(host: str, port: int, error: Exception) -> ConfigError:
+    said = getattr(error, "strerror", None) or error
+    return ConfigError(f"port {port} of {host} cannot be used: {said}; choose others with --host and --port")
 
 
 def url(taken: socket.socket) -> str:

@@ -64,7 +64,14 @@ class Serving:
         name: str,
         marks: Sequence[int] = (),
     ) -> AsyncGenerator[tuple[int, RequestDelta], None]:
-        """Streams of all prompts as one. Nothing is computed before it is iterated."""
+        """Streams of all prompts as one. Nothing is computed before it is iterated.
+
+        Raises ConfigError for more continuations than the engine ever takes at once: waiting would not help.
+        """
+        wanted, most = len(prompts) * params.n, self.engine.max_unfinished
+        if wanted > most:
+            field = "n" if len(prompts) == 1 else "prompt"
+            raise ConfigError(f"{field} asks for {wanted} continuations; this server runs and queues {most} at once")
         streams = [
             self.engine.stream(
                 prompt,

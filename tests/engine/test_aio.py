@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from octavo import LLM, CapacityError, ConfigError, SamplingParams
+from octavo.engine import insight
 from octavo.engine.aio import AsyncLLM, EngineClosedError, EngineDeadError, QueueFullError, StepFailedError
 from octavo.sched.step import StepPlan, StepResult
 from tests import tiny
@@ -159,7 +160,7 @@ def test_a_cancelled_task_ends_its_request_wherever_it_is(gated: tuple[LLM, Gate
             results = await asyncio.gather(*tasks, return_exceptions=True)
             assert [isinstance(result, asyncio.CancelledError) for result in results] == [True] * 4 + [False]
             assert len(results[4].outputs[0].token_ids) == 200
-            assert not engine._sessions and not engine._taken
+            assert not engine._sessions and not engine._places
 
     asyncio.run(main())
     conserved(llm)
@@ -248,7 +249,7 @@ def test_wrong_requests_are_refused_and_leave_nothing(model: Path) -> None:
                 await engine.generate("hello", GREEDY, request_id="same")
             # The one that was refused has not taken the other one with it.
             assert len([delta async for delta in stream]) == 199
-            assert not engine._taken
+            assert not engine._places
 
     asyncio.run(main())
     conserved(llm)
@@ -271,6 +272,93 @@ def test_a_full_queue_refuses_and_says_when_to_come_back(model: Path) -> None:
 
     asyncio.run(main())
     conserved(llm)
+
+
+def test_what_would_never_find_room_is_no_full_queue(model: Path) -> None:
+    llm = load(model, max_num_seqs=2)
+
+    async def main() -> None:
+        async with serving(llm, max_waiting=1) as engine:
+            assert len((await engine.generate("prompt", SamplingParams(n=3, max_tokens=2))).outputs) == 3
+            with pytest.raises(ConfigError, match="n must be at most 3 here, not 4"):
+                await engine.generate("prompt", SamplingParams(n=4, max_tokens=2))
+
+    asyncio.run(main())
+    conserved(llm)
+
+
+def test_who_does_not_read_takes_no_place_once_all_is_computed(model: Path) -> None:
+    llm = load(model, max_num_seqs=1)
+
+    async def main() -> None:
+        async with serving(llm, max_waiting=0) as engine:
+            slow = engine.stream("a slow reader", LONG)
+            await anext(slow)
+            with pytest.raises(QueueFullError):
+                await engine.generate("too early", GREEDY)
+            while (await engine.counters()).num_running:
+                await asyncio.sleep(0.01)
+            assert len((await engine.generate("another", GREEDY)).outputs[0].token_ids) == 12
+            assert len([delta async for delta in slow]) == 199
+
+    asyncio.run(main())
+    conserved(llm)
+
+
+class Finished:
+    """A recorder that keeps why requests ended."""
+
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+
+    def first_token(self, seconds: float) -> None:
+        pass
+
+    def inter_token(self, seconds: float) -> None:
+        pass
+
+    def finished(self, reason: str, **numbers: float) -> None:
+        self.reasons.append(reason)
+
+
+def test_what_was_refused_has_not_ended(model: Path) -> None:
+    llm, recorder = load(model), Finished()
+
+    async def main() -> None:
+        async with serving(llm, recorder=recorder) as engine:
+            with pytest.raises(CapacityError):
+                await engine.generate("x" * 300, GREEDY)
+            await engine.generate("x", GREEDY)
+            stream = engine.stream("x", LONG)
+            await anext(stream)
+            await stream.aclose()
+
+    asyncio.run(main())
+    assert recorder.reasons == ["length", "abort"]
+
+
+def test_many_who_look_cost_one_look(gated: tuple[LLM, Gate], monkeypatch: pytest.MonkeyPatch) -> None:
+    llm, gate = gated
+    looks = []
+    describe = insight.describe
+    monkeypatch.setattr(insight, "describe", lambda *now: looks.append(now) or describe(*now))
+
+    async def main() -> None:
+        async with serving(llm) as engine:
+            task = asyncio.create_task(engine.generate("prompt", GREEDY))
+            await asyncio.to_thread(gate.entered.wait, 10)
+            tasks = [asyncio.create_task(engine.snapshot()) for _ in range(20)]
+            await asyncio.sleep(0)
+            tasks[0].cancel()
+            gate.open()
+            first, *others = await asyncio.gather(*tasks, return_exceptions=True)
+            assert isinstance(first, asyncio.CancelledError)
+            assert {other["stats"]["running"] for other in others} == {1}
+            assert len(looks) == 1
+            await task
+            assert (await engine.snapshot())["stats"]["running"] == 0
+
+    asyncio.run(main())
 
 
 def test_close_lets_running_requests_finish_and_refuses_new_ones(gated: tuple[LLM, Gate]) -> None:
@@ -307,6 +395,32 @@ def test_close_ends_what_does_not_finish_in_time(gated: tuple[LLM, Gate]) -> Non
         await closing
         with pytest.raises(EngineClosedError):
             await task
+        assert not engine._thread.is_alive()
+
+    asyncio.run(main())
+    conserved(llm)
+
+
+def test_close_keeps_no_client_waiting_for_a_step(gated: tuple[LLM, Gate]) -> None:
+    llm, gate = gated
+
+    async def main() -> None:
+        engine = AsyncLLM(llm)
+        tasks = [asyncio.create_task(engine.generate("prompt", LONG))]
+        await asyncio.to_thread(gate.entered.wait, 10)
+        tasks += [asyncio.create_task(engine.generate("not even entered", LONG)), asyncio.create_task(engine.snapshot())]
+        patient = asyncio.create_task(engine.close(timeout=600))
+        await asyncio.sleep(0.05)
+        assert not any(task.done() for task in tasks)
+        await asyncio.wait_for(engine.close(timeout=0), 10)
+        # The step is still being computed.
+        assert engine._thread.is_alive() and not engine.is_alive
+        for task in tasks:
+            with pytest.raises(EngineClosedError):
+                await asyncio.wait_for(task, 10)
+        await asyncio.wait_for(patient, 10)
+        gate.open()
+        await asyncio.to_thread(engine._thread.join, 30)
         assert not engine._thread.is_alive()
 
     asyncio.run(main())

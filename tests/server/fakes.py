@@ -55,6 +55,7 @@ class FakeEngine:
     model_name = "fake"
     max_model_len = 200
     vocab_size = 257
+    max_unfinished = 320
 
     def __init__(self, answer: str = ANSWER) -> None:
         self.tokenizer = byte_tokenizer()

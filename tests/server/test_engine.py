@@ -182,11 +182,22 @@ def test_what_the_engine_refuses_is_400(running: Running, fields: dict[str, Any]
         assert message in response.json()["error"]["message"]
 
 
-def test_a_full_queue_is_429(running: Running) -> None:
-    response = httpx2.post(f"{running.url}/v1/completions", json={"prompt": ["a"] * 100, "max_tokens": 2})
+def test_a_full_queue_is_429_and_what_no_queue_could_take_is_400(running: Running) -> None:
+    url = f"{running.url}/v1/completions"
+    body = {"prompt": "a", "n": 4, "max_tokens": 400, "ignore_eos": True, "stream": True}
+    # One client, since making one takes long; and the lines are kept, since forgetting them would close the stream.
+    with httpx2.Client(timeout=60) as client, client.stream("POST", url, json=body) as others:
+        next(lines := others.iter_lines())
+        response = client.post(url, json={"prompt": [[65]] * 65, "max_tokens": 2})
+        next(lines)
     assert response.status_code == 429
     assert int(response.headers["retry-after"]) >= 1
     assert wait_until(lambda: idle(running))
+    for fields, param in (({"prompt": ["a"] * 35, "n": 2}, "prompt"), ({"prompt": "a", "n": 69}, "n")):
+        response = httpx2.post(url, json=fields)
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == param
+        assert "68 at once" in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -219,7 +230,8 @@ def test_a_crashed_step_fails_its_requests_and_the_server_goes_on(
         left[:] = [0, 1]
         with monkeypatch.context() as patched:
             patched.setattr(runner, "execute", crash)
-            body = {"prompt": "will this do?", "max_tokens": 9, "ignore_eos": True, "stream": stream}
+            # With logprobs every token is an event, whether or not it ends a character.
+            body = {"prompt": "will this do?", "max_tokens": 9, "ignore_eos": True, "logprobs": 0, "stream": stream}
             response = httpx2.post(f"{running.url}/v1/completions", json=body)
         assert response.status_code == status
         assert '"code":"step_failed"' in response.text

@@ -84,6 +84,12 @@ def test_an_empty_key_is_a_mistake(key: str) -> None:
         create_app(FakeEngine(), api_key=key)  # type: ignore[arg-type]
 
 
+def test_a_key_from_a_file_may_end_with_a_line_break() -> None:
+    with serving(create_app(FakeEngine(), api_key=f"{KEY}\n")) as base:  # type: ignore[arg-type]
+        assert httpx2.get(f"{base}/v1/models", headers=headers()).status_code == 200
+        assert httpx2.get(f"{base}/v1/models").status_code == 401
+
+
 def test_the_document_names_key_and_errors() -> None:
     document = create_app(FakeEngine(), api_key="k").openapi()  # type: ignore[arg-type]
     (scheme,) = document["components"]["securitySchemes"].values()

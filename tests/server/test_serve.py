@@ -8,7 +8,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import pytest
 
 from octavo.base import ConfigError
 from octavo.cli.main import main
-from octavo.server.run import bind, url
+from octavo.server.run import bind, listen, url
 from tests.server.fakes import wait_until
 from tests.server.test_engine import write_model
 
@@ -34,9 +35,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def octavo_serve(model: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
+def octavo_serve(
+    model: Path, *arguments: str, program: Sequence[str] = ("-m", "octavo")
+) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
     """A ready server: the process, its URL, and the command it says to try."""
-    command = [sys.executable, "-m", "octavo", "serve", str(model), "--port", "0", "--kv-memory", "64MiB", *arguments]
+    command = [sys.executable, *program, "serve", str(model), "--port", "0", "--kv-memory", "64MiB", *arguments]
     environment = os.environ | {"OCTAVO_API_KEY": KEY, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
     pipe = subprocess.PIPE
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=pipe, stderr=pipe, text=True)
@@ -94,6 +97,28 @@ def test_a_second_signal_ends_it_now(model: Path) -> None:
         assert "Traceback" not in process.stderr.read()
 
 
+ENDLESS_STEP = """
+import time
+from octavo.cli.main import main
+from octavo.runner.runner import Runner
+Runner.execute = lambda *_: time.sleep(600)
+main()
+"""
+
+
+def test_a_step_that_takes_long_keeps_neither_clients_nor_the_process(model: Path) -> None:
+    with octavo_serve(model, "--shutdown-timeout", "0.2", program=("-c", ENDLESS_STEP)) as (process, base, _):
+        with ThreadPoolExecutor(1) as pool, httpx2.Client(base_url=base, headers=HEADERS, timeout=60) as client:
+            asked = pool.submit(client.post, "/v1/completions", json={"prompt": "a"})
+            assert not wait_until(asked.done, 1.0)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(20) == 0
+            assert asked.result().status_code == 503
+            assert asked.result().json()["error"]["code"] == "shutting_down"
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+
+
 def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     with pytest.raises(SystemExit) as ended:
         main(["serve", *arguments])
@@ -124,6 +149,13 @@ def test_wrong_options_are_one_line(
     model: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert message in refused([str(model), "--port", "0", *arguments], capsys)
+
+
+def test_of_two_that_were_bound_one_may_listen() -> None:
+    with bind("127.0.0.1", 0) as first, bind("127.0.0.1", first.getsockname()[1]) as second:
+        listen(first)
+        with pytest.raises(ConfigError, match=f"port {first.getsockname()[1]} of 127.0.0.1 cannot be used"):
+            listen(second)
 
 
 def test_addresses() -> None:
