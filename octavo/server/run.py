@@ -25,6 +25,10 @@ LOG = logging.getLogger("octavo.server")
 FLUSH_SECONDS = 3
 """What slow readers get for the rest of their responses once the engine is closed."""
 
+KEEP_ALIVE_SECONDS = 75
+"""Idle connections stay longer than clients and proxies keep them (5 to 60 s, as a rule): of two that hang up, the one who asks
+must be the first, or a request meets a connection that is being closed and is lost."""
+
 
 def bind(host: str, port: int) -> socket.socket:
     """A socket that is taken but does not listen yet. Raises ConfigError where the address cannot be had."""
@@ -73,6 +77,7 @@ class Server(uvicorn.Server):
                 server_header=False,
                 ws="none",
                 timeout_graceful_shutdown=FLUSH_SECONDS,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
             )
         )
         self._engine, self._timeout, self._ready = engine, shutdown_timeout, ready
