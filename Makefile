@@ -46,7 +46,7 @@ bench-load: $(VENV)/.dev  ## A server under load; MINUTES=30 for the long one.
 	$(BIN)/python -m benchmarks.load --minutes $(MINUTES)
 
 bench-fuzz: $(VENV)/.dev  ## Thousands of requests made from the server's own OpenAPI document.
-	FUZZ_EXAMPLES=1000 $(BIN)/python -m pytest $(PYTEST_FLAGS) tests/server/test_schema.py
+	FUZZ_EXAMPLES=500 $(BIN)/python -m pytest $(PYTEST_FLAGS) tests/server/test_schema.py
 
 clean:  ## Remove the environment and all caches.
 	rm -rf $(VENV) .octavo .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
