@@ -67,7 +67,7 @@ class Attention(nn.Module):
         if rope is None:
             return x
         cos, sin = step.shared((rope, dim, x.dtype), lambda: tables(rope, dim, step.positions, x.dtype))
-        return rotate(x, cos, sin)
+        return rotate(x, cos, sin, interleaved=rope.interleaved)
 
     def forward(self, hidden: Tensor, step: Step, caches: Caches) -> Tensor:
         """hidden [T, d] -> [T, d]; stores the step's keys and values as the cache's batch says."""

@@ -1,9 +1,7 @@
 """Rotary position embedding: frequencies, tables, rotation.
 
 Owns the formulas of ``default`` (Su et al. 2021), ``linear``, ``llama3`` and ``yarn`` (Peng et al. 2023) scaling as
-Transformers' ``modeling_rope_utils``
-writes them, operation by operation, so that float32 results agree. Halves are rotated against each other, as in all
-checkpoints of Hugging Face.
+Transformers' ``modeling_rope_utils`` writes them, operation by operation, so that float32 results agree.
 """
 
 from __future__ import annotations
@@ -17,7 +15,8 @@ from octavo.spec.rope import RopeParams
 
 
 def frequencies(params: RopeParams, dim: int, device: torch.device | str) -> tuple[Tensor, float]:
-    """(inverse frequencies float32 [dim / 2], factor of cos and sin) of heads of ``dim`` elements."""
+    """(inverse frequencies float32 [rotated / 2], factor of cos and sin) of heads of ``dim`` elements."""
+    dim = params.rotated(dim)
     exponents = torch.arange(0, dim, 2, dtype=torch.int64, device=device).float() / dim
     if params.rope_type == "yarn":
         return _yarn(params, params.theta**exponents, dim)
@@ -66,14 +65,20 @@ def _yarn(params: RopeParams, positions: Tensor, dim: int) -> tuple[Tensor, floa
 
 
 def tables(params: RopeParams, dim: int, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos and sin [T, 1, dim] in ``dtype`` at int64 ``positions`` [T]; angles in float32."""
+    """cos and sin [T, 1, rotated] in ``dtype`` at int64 ``positions`` [T]; angles in float32."""
     inverse, factor = frequencies(params, dim, positions.device)
     angles = positions[:, None].float() * inverse
-    both = torch.cat((angles, angles), dim=-1)[:, None]
+    both = (angles.repeat_interleave(2, dim=-1) if params.interleaved else torch.cat((angles, angles), dim=-1))[:, None]
     return (both.cos() * factor).to(dtype), (both.sin() * factor).to(dtype)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate [T, heads, dim] by tables [T, 1, dim]."""
-    first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat((-second, first), dim=-1) * sin
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> Tensor:
+    """Rotate the front of [T, heads, dim] by tables [T, 1, rotated]: halves against each other, or neighbours."""
+    front, rest = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
+    if interleaved:
+        crossed = torch.stack((-front[..., 1::2], front[..., ::2]), dim=-1).flatten(-2)
+    else:
+        first, second = front.chunk(2, dim=-1)
+        crossed = torch.cat((-second, first), dim=-1)
+    turned = front * cos + crossed * sin
+    return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned

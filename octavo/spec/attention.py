@@ -50,8 +50,8 @@ class AttentionParams:
             raise ConfigError(
                 f"num_attention_heads {self.num_heads} is not a multiple of num_key_value_heads {self.num_kv_heads}"
             )
-        if self.rope is not None and self.head_dim % 2:
-            raise UnsupportedError(f"head_dim {self.head_dim} is odd; rotary embedding needs pairs")
+        if self.rope is not None and self.rope.rotated(self.head_dim) % 2:
+            raise UnsupportedError(f"{self.rope.rotated(self.head_dim)} of head_dim {self.head_dim} rotate; they must be pairs")
 
 
 def read_attention(config: Config, layer_type: str) -> AttentionParams:

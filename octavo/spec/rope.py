@@ -31,7 +31,9 @@ _KNOWN: Final = {
 class RopeParams:
     """One set of rotary frequencies, in the words of Transformers' ``rope_parameters``.
 
-    attention_factor: None means YaRN's own value. Layers with equal parameters share one cos/sin table per step.
+    attention_factor: None means YaRN's own value. partial_rotary_factor: the share of each head, from its front, that is
+    rotated. interleaved: neighbours are rotated against each other, not halves. Layers with equal parameters share one cos/sin
+    table per step.
     """
 
     theta: float
@@ -46,13 +48,20 @@ class RopeParams:
     mscale: float = 0.0
     mscale_all_dim: float = 0.0
     truncate: bool = True
+    partial_rotary_factor: float = 1.0
+    interleaved: bool = False
+
+    def rotated(self, head_dim: int) -> int:
+        """How many elements of a head are rotated."""
+        return int(head_dim * self.partial_rotary_factor)
 
 
 def read_rope(config: Config, layer_type: str, *, where: str = "rope_parameters") -> RopeParams | None:
     """Rotary parameters of layers of ``layer_type``.
 
     ``config["rope_parameters"]`` is either one mapping for all layers or, as in Gemma 3, one per layer type; there a family
-    puts None where nothing is rotated. Older configs have ``rope_theta`` and ``rope_scaling`` instead. Raises UnsupportedError
+    puts None where nothing is rotated. Older configs have ``rope_theta`` and ``rope_scaling`` instead. A family whose heads may
+    be rotated in part sets ``partial_rotary``, one that rotates neighbours ``interleaved_rotary``. Raises UnsupportedError
     naming the field.
     """
     given = config.get("rope_parameters")
@@ -73,17 +82,21 @@ def _parse(given: Mapping[str, Any], where: str, config: Config) -> RopeParams:
     unknown = sorted(key for key in given if key not in _KNOWN)
     if unknown:
         raise UnsupportedError(f"{where}.{unknown[0]} is not supported")
-    if given.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)) not in (1, None):
-        raise UnsupportedError(
-            f"{where}.partial_rotary_factor {given.get('partial_rotary_factor')} is not supported; only 1.0 is"
-        )
+    part = given.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+    if part not in (1, None) and not config.get("partial_rotary"):
+        raise UnsupportedError(f"{where}.partial_rotary_factor {part} is not supported; only 1.0 is")
     if rope_type != "default" and given.get("original_max_position_embeddings") is None:
         # Transformers falls back to the model's own length for both scalings that need one.
         given = {**given, "original_max_position_embeddings": config.get("max_position_embeddings")}
     missing = [key for key in NEEDED[rope_type] if given.get(key) is None]
     if missing:
         raise UnsupportedError(f"{where}.{missing[0]} is missing; rope_type {rope_type!r} needs it")
-    params = RopeParams(theta=float(given["rope_theta"]), rope_type=rope_type)
+    params = RopeParams(
+        theta=float(given["rope_theta"]),
+        rope_type=rope_type,
+        partial_rotary_factor=1.0 if part is None else float(part),
+        interleaved=bool(config.get("interleaved_rotary", False)),
+    )
     if rope_type == "default":
         return params
     fields = {key: given[key] for key in given if key in _KNOWN - {"rope_type", "type", "rope_theta", "partial_rotary_factor"}}

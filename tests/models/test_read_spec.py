@@ -110,7 +110,7 @@ def test_gemma3_multimodal_tensor_names_of_both_ages() -> None:
             "rope_parameters.mrope_section",
         ),
         ({"model_type": "llama", "rope_scaling": {"rope_type": "llama3", "factor": 8}}, "low_freq_factor"),
-        ({"model_type": "llama", "partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"model_type": "llama", "partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
         ({"model_type": "llama", "rope_interleaved": True}, "rope_interleaved"),
         ({"model_type": "llama", "layer_types": ["sliding_attention"] * 32}, "layer_types"),
         ({"model_type": "qwen3", "layer_types": ["linear_attention"] * 32}, "linear_attention"),
