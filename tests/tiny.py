@@ -78,6 +78,64 @@ SPECS = MappingProxyType(
                 SLIDING: {"rope_type": "default", "rope_theta": 1e4},
             },
         },
+        "gemma2": {
+            "model_type": "gemma2",
+            "num_hidden_layers": 4,
+            "head_dim": 16,
+            "query_pre_attn_scalar": 24,
+            "sliding_window": 16,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 5.0,
+        },
+        "qwen2": {
+            "model_type": "qwen2",
+            "num_hidden_layers": 4,
+            "use_sliding_window": True,
+            "sliding_window": 16,
+            "max_window_layers": 2,
+        },
+        "mistral": {"model_type": "mistral", "num_hidden_layers": 4, "head_dim": 24, "sliding_window": 16},
+        "ministral": {
+            "model_type": "ministral",
+            "num_hidden_layers": 4,
+            "head_dim": 16,
+            "sliding_window": 16,
+            "layer_types": [FULL, SLIDING, SLIDING, SLIDING],
+        },
+        "olmo2": {"model_type": "olmo2", "num_hidden_layers": 4, "attention_bias": True},
+        "olmo3": {
+            "model_type": "olmo3",
+            "num_hidden_layers": 4,
+            "sliding_window": 16,
+            "rope_parameters": {
+                FULL: {"rope_theta": 10000.0, **YARN, "attention_factor": 1.2},
+                SLIDING: {"rope_type": "default", "rope_theta": 10000.0},
+            },
+        },
+        "exaone4": {
+            "model_type": "exaone4",
+            "num_hidden_layers": 5,
+            "sliding_window": 16,
+            "layer_types": [SLIDING, SLIDING, SLIDING, FULL, FULL],
+            "rope_parameters": {"rope_theta": 500000.0, **LLAMA3},
+        },
+        "exaone4_full": {
+            "model_type": "exaone4",
+            "num_hidden_layers": 2,
+            "sliding_window": None,
+            "sliding_window_pattern": None,
+            "layer_types": [FULL, FULL],
+        },
+        "smollm3": {
+            "model_type": "smollm3",
+            "num_hidden_layers": 5,
+            "no_rope_layer_interval": 2,
+            "use_sliding_window": True,
+            "sliding_window": 16,
+            "attention_bias": True,
+            "mlp_bias": True,
+        },
+        "smollm3_full": {"model_type": "smollm3", "num_hidden_layers": 3, "no_rope_layers": [0, 1, 1]},
     }
 )
 """Name -> config beyond ``BASE``. The first of each family carries its name."""
@@ -91,7 +149,7 @@ def reinitialise(model: torch.nn.Module, seed: int) -> None:
     for _, weight in sorted(model.named_parameters()):
         noise = torch.randn(weight.shape, generator=generator)
         if id(weight) in embeddings:
-            weight.copy_(noise * (1.0 if model.config.model_type != "gemma3_text" else 0.2))
+            weight.copy_(noise * (0.2 if model.config.model_type.startswith("gemma") else 1.0))
         elif weight.dim() >= 2:
             weight.copy_(noise * 1.2 / weight.shape[-1] ** 0.5)
         else:
