@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from octavo.nn.norm import Norm
+from octavo.nn.norm import Norm, unit
 from octavo.nn.rope import rotate, tables
 from octavo.nn.step import Caches, Step
 from octavo.ops.attention import attend
@@ -33,7 +33,8 @@ class Attention(nn.Module):
         self.o_proj = linear(queries, params.hidden_size, params.out_bias)
         if params.makes_kv:
             self.k_proj = linear(params.hidden_size, keys, params.bias)
-            self.v_proj = linear(params.hidden_size, keys, params.bias)
+            if not params.k_eq_v:
+                self.v_proj = linear(params.hidden_size, keys, params.bias)
         if params.qk_norm is not None:
             whole, style = params.qk_norm_over == "projection", params.qk_norm
             self.q_norm = Norm(queries if whole else params.head_dim, params.norm_eps, style, dtype=dtype, device=device)
@@ -50,7 +51,8 @@ class Attention(nn.Module):
     def keys_values(self, hidden: Tensor, step: Step) -> tuple[Tensor, Tensor]:
         """hidden [T, d] -> k, v [T, Hkv, D]; keys normed and rotated."""
         params, k = self.params, self.k_proj(hidden)
-        v = self.v_proj(hidden).view(-1, params.num_kv_heads, params.head_dim)
+        v = (k if params.k_eq_v else self.v_proj(hidden)).view(-1, params.num_kv_heads, params.head_dim)
+        v = unit(v, params.norm_eps) if params.v_norm else v
         return self._turn(self._norm("k_norm", k, params.num_kv_heads), step), v
 
     def _norm(self, name: str, projected: Tensor, heads: int) -> Tensor:

@@ -12,9 +12,15 @@ from torch import Tensor, nn
 from octavo.spec.attention import NormStyle
 
 
+def unit(x: Tensor, eps: float) -> Tensor:
+    """``x / rms(x)`` over the last axis, computed in float32 at least: RMSNorm without a weight."""
+    wide = x if x.dtype == torch.float64 else x.float()
+    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
+
+
 class Norm(nn.Module):
-    """``x / rms(x)`` times the weight (``scale``), or times one plus the weight and rounded last (``offset``); with the mean
-    subtracted first, times the weight and rounded last (``center``)."""
+    """``x / rms(x)`` times the weight (``scale``), the same rounded last (``wide``), or times one plus the weight and rounded
+    last (``offset``); with the mean subtracted first, times the weight and rounded last (``center``)."""
 
     def __init__(self, size: int, eps: float, style: NormStyle, *, dtype: torch.dtype, device: torch.device | str) -> None:
         super().__init__()
@@ -26,8 +32,8 @@ class Norm(nn.Module):
         wide = x if x.dtype == torch.float64 else x.float()
         if self.style == "center":
             wide = wide - wide.mean(-1, keepdim=True)
-        normal = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
-        if self.style == "center":
+        normal = unit(wide, self.eps)
+        if self.style in ("center", "wide"):
             return (self.weight.to(wide.dtype) * normal).to(x.dtype)
         if self.style == "offset":
             return (normal * (1.0 + self.weight.to(wide.dtype))).to(x.dtype)

@@ -15,9 +15,9 @@ from octavo.spec.law import Law
 from octavo.spec.rope import RopeParams, read_rope
 from octavo.spec.stream import CacheDtypes, Field, Stream
 
-NormStyle = Literal["scale", "offset", "center"]
-"""RMSNorm multiplies by its weight (``scale``) or by one plus its weight, before rounding (``offset``, Gemma); LayerNorm
-without bias subtracts the mean first (``center``, Cohere)."""
+NormStyle = Literal["scale", "wide", "offset", "center"]
+"""RMSNorm multiplies by its weight (``scale``), by its weight before rounding (``wide``, Gemma 3n) or by one plus its weight,
+before rounding (``offset``, Gemma); LayerNorm without bias subtracts the mean first (``center``, Cohere)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,8 @@ class AttentionParams:
     scale: factor of the scores. rope: None where nothing is rotated, and in parameters for planning. qk_norm: RMSNorm over each
     head of q and k, or over their whole projections, or None. bias, out_bias: of q/k/v and of o. softcap: cap of the scores by
     ``softcap * tanh(score / softcap)``, or None. sinks: a learnt logit per query head takes part in the softmax and carries no
-    value. makes_kv: False where the layer reads the keys and values that another one makes.
+    value. makes_kv: False where the layer reads the keys and values that another one makes. v_norm: RMSNorm without weights
+    over each head of v. k_eq_v: values are the keys' projection, ahead of norm and rotation; there is no other.
     """
 
     hidden_size: int
@@ -44,6 +45,8 @@ class AttentionParams:
     softcap: float | None = None
     sinks: bool = False
     makes_kv: bool = True
+    v_norm: bool = False
+    k_eq_v: bool = False
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
