@@ -16,7 +16,7 @@ import typer
 
 from octavo.base import ConfigError
 from octavo.cli import generate
-from octavo.config import parse_size
+from octavo.config import format_size, parse_size
 from octavo.engine.aio import AsyncLLM
 from octavo.observe.metrics import Metrics
 from octavo.server.app import create_app
@@ -61,6 +61,8 @@ def run(model: str, options: Options, **engine_options: Any) -> None:
     def ready() -> None:
         typer.echo(f"octavo serves {name} at {url(taken)}/v1 and shows its cache at {url(taken)}/")
         typer.echo(f"Try: {_curl(taken, options)}")
+        memory, longest = llm.built.layout.arena.total_bytes, llm.built.max_model_len
+        typer.echo(f"The cache has {format_size(memory)}; a request may have {longest:,} tokens.")
 
     listen(taken)
     Server(app, engine, shutdown_timeout=options.shutdown_timeout, ready=ready).run(sockets=[taken])

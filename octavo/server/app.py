@@ -45,9 +45,8 @@ ERRORS: Final = {
     503: "The server is shutting down, or its engine has stopped.",
     "4XX": "Any other request that cannot be answered.",
 }
-EVENTS: Final = {
-    "text/event-stream": {"schema": {"type": "string", "description": "Where `stream` is true: chunks as events."}}
-}
+EVENTS: Final = {"text/event-stream": {"schema": {"description": "Where `stream` is true: chunks as server-sent events."}}}
+"""No type: readers of the document do not agree on whether it is that of the whole body or of an event."""
 
 
 def create_app(
@@ -170,6 +169,7 @@ def _open_routes(serving: Serving, responses: Any) -> APIRouter:
     """What needs no key."""
     router = APIRouter(responses={503: responses[503], "4XX": responses["4XX"]})
 
+    @router.head("/health", include_in_schema=False)
     @router.get("/health")
     async def health() -> Health:
         """200 while requests are taken, 503 otherwise."""
