@@ -75,3 +75,16 @@ def test_every_answer_is_as_documented(operation: Any, mode: GenerationMode, url
 
     answer()
     assert statuses[200] or mode is NEGATIVE or operation.path_parameters, statuses
+
+
+@pytest.mark.parametrize(
+    ("label", "asked"),
+    [
+        ("POST /v1/completions", {"prompt": "a"}),
+        ("POST /v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+    ],
+)
+def test_streams_are_as_documented(label: str, asked: dict[str, Any], url: str) -> None:
+    operation = next(operation for operation in OPERATIONS if operation.label == label)
+    case = operation.Case(body=asked | {"stream": True, "max_tokens": 3}, media_type="application/json")
+    assert case.call_and_validate(base_url=url, checks=CHECKS, timeout=60).status_code == 200
