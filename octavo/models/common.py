@@ -6,14 +6,14 @@ Owns no family. Knows the layer types that Transformers gives names to.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, Final
 
 from octavo.base import ConfigError, UnsupportedError
 from octavo.kinds.full.spec import FullAttention
 from octavo.kinds.sliding.spec import SlidingWindow
 from octavo.spec.decoder import DecoderOptions
-from octavo.spec.family import Family, Rename
+from octavo.spec.family import Family, Rename, Repack
 from octavo.spec.kind import PLANNING, Config, Kind, LayerSpec, count
 
 FULL, SLIDING, CHUNKED, LINEAR = "full_attention", "sliding_attention", "chunked_attention", "linear_attention"
@@ -28,6 +28,9 @@ Mixers = tuple[tuple[str, type[Kind]], ...]
 
 IGNORED = (r".*\.rotary_emb\.inv_freq",)
 """Tensors that old checkpoints carry and that follow from the config."""
+
+GATE_UP: Final = Repack(pattern=r"(.*)\.gate_up_proj\.weight", into=(r"\1.gate_proj.weight", r"\1.up_proj.weight"))
+"""Gate and up projection of an MLP in one tensor."""
 
 GGUF_NAMES: tuple[Rename, ...] = (
     (r"token_embd\.weight", r"model.embed_tokens.weight"),
@@ -126,7 +129,7 @@ def decoder_options(config: Config, **changes: Any) -> Mapping[str, Any]:
         "norm_eps": float(config["rms_norm_eps"]),
         "tied_embeddings": bool(config["tie_word_embeddings"]),
     }
-    return asdict(DecoderOptions(**{**usual, **changes}))
+    return dict(vars(DecoderOptions(**{**usual, **changes})))
 
 
 def decoder(

@@ -1,12 +1,14 @@
-"""Which layers have a window, as configs say it; and Phi-3, Cohere 2 and GLM-4, planned for. Torch-free data."""
+"""Which layers have a window, as configs say it. Torch-free.
+
+Owns no family. Every function takes a config with its class defaults filled in and returns entries to add to it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any
 
-from octavo.models.common import FULL, SLIDING, every, planned
-from octavo.models.weights import biased, dense
+from octavo.models.common import FULL, SLIDING, every
 from octavo.spec.kind import count
 
 
@@ -47,40 +49,3 @@ def full_every(default: int) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]
         return {"layer_types": every(config, pattern, FULL, SLIDING)}
 
     return spell
-
-
-PHI3: Final = {
-    "vocab_size": 32064,
-    "hidden_size": 3072,
-    "intermediate_size": 8192,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "max_position_embeddings": 4096,
-}
-COHERE2: Final = {
-    "vocab_size": 256000,
-    "hidden_size": 8192,
-    "intermediate_size": 22528,
-    "num_hidden_layers": 40,
-    "num_attention_heads": 64,
-    "max_position_embeddings": 8192,
-    "tie_word_embeddings": True,
-    "sliding_window": 4096,
-}
-GLM4: Final = {
-    "vocab_size": 151552,
-    "hidden_size": 4096,
-    "intermediate_size": 13696,
-    "num_hidden_layers": 40,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 2,
-    "head_dim": 128,
-    "max_position_embeddings": 131072,
-    "attention_bias": True,
-}
-
-FAMILIES = (
-    planned("phi3", defaults=PHI3, spell=window_everywhere, parameters=dense()),
-    planned("cohere2", defaults=COHERE2, spell=full_every(4), parameters=dense(layer_norms=1, bias=biased, out_bias=biased)),
-    planned("glm4", defaults=GLM4, spell=full_everywhere, parameters=dense(layer_norms=4, bias=biased)),
-)
