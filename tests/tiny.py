@@ -87,6 +87,45 @@ SPECS = MappingProxyType(
             "attn_logit_softcapping": 2.0,
             "final_logit_softcapping": 5.0,
         },
+        "gemma3n": {
+            "model_type": "gemma3n_text",
+            "num_hidden_layers": 8,
+            "head_dim": 16,
+            "sliding_window": 16,
+            "layer_types": [SLIDING, SLIDING, FULL, SLIDING, FULL, SLIDING, SLIDING, FULL],
+            "num_kv_shared_layers": 3,
+            "vocab_size_per_layer_input": VOCAB - 40,
+            "hidden_size_per_layer_input": 16,
+            "altup_active_idx": 1,
+            "laurel_rank": 8,
+            "intermediate_size": [96, 128] * 4,
+            "activation_sparsity_pattern": [0.95, 0.5] + [0.0] * 6,
+            "final_logit_softcapping": 5.0,
+        },
+        "gemma4": {
+            "model_type": "gemma4_text",
+            "num_hidden_layers": 8,
+            "head_dim": 16,
+            "global_head_dim": 32,
+            "sliding_window": 16,
+            "layer_types": [SLIDING, SLIDING, FULL, SLIDING, SLIDING, FULL, SLIDING, FULL],
+            "num_kv_shared_layers": 2,
+            "vocab_size_per_layer_input": VOCAB,
+            "hidden_size_per_layer_input": 16,
+            "use_double_wide_mlp": True,
+        },
+        "gemma4_values": {
+            "model_type": "gemma4_text",
+            "num_hidden_layers": 6,
+            "head_dim": 16,
+            "global_head_dim": 48,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "sliding_window": 16,
+            "layer_types": [SLIDING, SLIDING, FULL] * 2,
+            "hidden_size_per_layer_input": 0,
+            "final_logit_softcapping": 5.0,
+        },
         "qwen2": {
             "model_type": "qwen2",
             "num_hidden_layers": 4,
@@ -141,6 +180,10 @@ SPECS = MappingProxyType(
 """Name -> config beyond ``BASE``. The first of each family carries its name."""
 
 
+EMBEDDINGS = MappingProxyType({"gemma3n_text": 0.05, "gemma4_text": 0.05})
+"""Deviation of the embeddings where the usual one lets a token repeat itself: these models scale them up and reuse them."""
+
+
 @torch.no_grad()
 def reinitialise(model: torch.nn.Module, seed: int) -> None:
     """Weights large enough that logits differ: the default deviation of 0.02 makes tiny models nearly constant."""
@@ -149,11 +192,14 @@ def reinitialise(model: torch.nn.Module, seed: int) -> None:
     for _, weight in sorted(model.named_parameters()):
         noise = torch.randn(weight.shape, generator=generator)
         if id(weight) in embeddings:
-            weight.copy_(noise * (0.2 if model.config.model_type.startswith("gemma") else 1.0))
+            weight.copy_(noise * EMBEDDINGS.get(model.config.model_type, 0.2 if model.config.tie_word_embeddings else 1.0))
         elif weight.dim() >= 2:
             weight.copy_(noise * 1.2 / weight.shape[-1] ** 0.5)
         else:
             weight.add_(noise * 0.1)
+    for name, factor in sorted(model.named_buffers()):
+        if name.endswith("layer_scalar"):
+            factor.add_(torch.randn(factor.shape, generator=generator) * 0.1)
 
 
 @cache

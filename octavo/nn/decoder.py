@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -102,10 +102,12 @@ class Block(nn.Module):
 class Trunk(nn.Module):
     """Everything below the head."""
 
+    block: ClassVar[type[Block]] = Block
+
     def __init__(self, spec: ModelSpec, options: DecoderOptions, dtype: torch.dtype, device: torch.device | str) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(spec.vocab_size, options.hidden_size, dtype=dtype, device=device)
-        self.layers = nn.ModuleList(Block(layer, options, dtype, device) for layer in spec.layers)
+        self.layers = nn.ModuleList(self.block(layer, options, dtype, device) for layer in spec.layers)
         self.norm = Norm(options.hidden_size, options.norm_eps, options.norm, dtype=dtype, device=device)
 
 
@@ -115,10 +117,13 @@ class Decoder(nn.Module):
     ``tied`` maps absent weights to those that stand for them.
     """
 
+    reads: ClassVar[type[DecoderOptions]] = DecoderOptions
+    trunk: ClassVar[type[Trunk]] = Trunk
+
     def __init__(self, spec: ModelSpec, *, dtype: torch.dtype, device: torch.device | str) -> None:
         super().__init__()
-        self.options = DecoderOptions(**spec.options)
-        self.model = Trunk(spec, self.options, dtype, device)
+        self.options = self.reads(**spec.options)
+        self.model = self.trunk(spec, self.options, dtype, device)
         if not self.options.tied_embeddings:
             self.lm_head = nn.Linear(self.options.hidden_size, spec.vocab_size, bias=False, dtype=dtype, device=device)
 
@@ -129,12 +134,17 @@ class Decoder(nn.Module):
 
     def forward(self, token_ids: Tensor, step: Step, caches: LayerCaches) -> Tensor:
         """token_ids int64 [T] -> [T, d], what ``head`` takes."""
-        hidden = self.model.embed_tokens(token_ids)
+        hidden = self.embed(token_ids)
+        for layer in self.model.layers:
+            hidden = layer(hidden, step, caches)
+        return hidden
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """int64 [T] -> [T, d], scaled."""
+        hidden: Tensor = self.model.embed_tokens(token_ids)
         if self.options.embed_scale != 1.0:
             # Transformers rounds the factor to the weights' dtype first.
             hidden = hidden * torch.tensor(self.options.embed_scale, dtype=hidden.dtype, device=hidden.device)
-        for layer in self.model.layers:
-            hidden = layer(hidden, step, caches)
         return hidden
 
     def head(self, hidden: Tensor) -> Tensor:

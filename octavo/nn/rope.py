@@ -23,6 +23,9 @@ def frequencies(params: RopeParams, dim: int, device: torch.device | str) -> tup
     inverse = 1.0 / params.theta**exponents
     if params.rope_type == "linear":
         inverse = inverse / params.factor
+    elif params.rope_type == "proportional":
+        inverse[int(params.partial_rotary_factor * dim // 2) :] = 0
+        inverse = inverse / params.factor
     elif params.rope_type == "llama3":
         inverse = _llama3(params, inverse)
     return inverse, 1.0

@@ -16,6 +16,7 @@ from octavo.spec.kind import Config
 NEEDED: Final = {
     "default": (),
     "linear": ("factor",),
+    "proportional": (),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": ("factor", "original_max_position_embeddings"),
 }
@@ -52,8 +53,8 @@ class RopeParams:
     interleaved: bool = False
 
     def rotated(self, head_dim: int) -> int:
-        """How many elements of a head are rotated."""
-        return int(head_dim * self.partial_rotary_factor)
+        """How many elements of a head have tables; in ``proportional`` ones the rest of the waves never turns."""
+        return head_dim if self.rope_type == "proportional" else int(head_dim * self.partial_rotary_factor)
 
 
 def read_rope(config: Config, layer_type: str, *, where: str = "rope_parameters") -> RopeParams | None:
@@ -83,7 +84,7 @@ def _parse(given: Mapping[str, Any], where: str, config: Config) -> RopeParams:
     if unknown:
         raise UnsupportedError(f"{where}.{unknown[0]} is not supported")
     part = given.get("partial_rotary_factor", config.get("partial_rotary_factor"))
-    if part not in (1, None) and not config.get("partial_rotary"):
+    if part not in (1, None) and not (config.get("partial_rotary") or rope_type == "proportional"):
         raise UnsupportedError(f"{where}.partial_rotary_factor {part} is not supported; only 1.0 is")
     if rope_type != "default" and given.get("original_max_position_embeddings") is None:
         # Transformers falls back to the model's own length for both scalings that need one.

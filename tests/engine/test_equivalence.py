@@ -14,7 +14,7 @@ import pytest
 from octavo import LLM, RequestOutput, SamplingParams
 from tests import tiny
 
-FAMILIES = ("llama", "qwen3", "gemma3", "gemma2")
+FAMILIES = ("llama", "qwen3", "gemma3", "gemma2", "gemma3n", "gemma4", "gemma4_values")
 LENGTHS = (1, 5, 17, 40, 63, 100)
 COUNT = 24
 GREEDY = SamplingParams(temperature=0, max_tokens=COUNT, ignore_eos=True)
