@@ -175,6 +175,89 @@ SPECS = MappingProxyType(
             "mlp_bias": True,
         },
         "smollm3_full": {"model_type": "smollm3", "num_hidden_layers": 3, "no_rope_layers": [0, 1, 1]},
+        "qwen3_moe": {
+            "model_type": "qwen3_moe",
+            "num_hidden_layers": 4,
+            "head_dim": 16,
+            "moe_intermediate_size": 32,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [1],
+        },
+        "qwen3_moe_window": {
+            "model_type": "qwen3_moe",
+            "num_hidden_layers": 3,
+            "head_dim": 24,
+            "moe_intermediate_size": 48,
+            "num_experts": 5,
+            "num_experts_per_tok": 3,
+            "decoder_sparse_step": 2,
+            "attention_bias": True,
+            "use_sliding_window": True,
+            "sliding_window": 9,
+        },
+        "glm4_moe": {
+            "model_type": "glm4_moe",
+            "num_hidden_layers": 3,
+            "head_dim": 24,
+            "use_qk_norm": True,
+            "attention_bias": True,
+            "moe_intermediate_size": 32,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.5,
+        },
+        "glm4_moe_plain": {
+            "model_type": "glm4_moe",
+            "num_hidden_layers": 2,
+            "head_dim": 16,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e5, "partial_rotary_factor": 0.25},
+            "moe_intermediate_size": 32,
+            "n_routed_experts": 6,
+            "n_shared_experts": 2,
+            "num_experts_per_tok": 2,
+            "norm_topk_prob": False,
+            "first_k_dense_replace": 0,
+        },
+        "gpt_oss": {
+            "model_type": "gpt_oss",
+            "num_hidden_layers": 4,
+            "head_dim": 16,
+            "intermediate_size": 96,
+            "sliding_window": 16,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "swiglu_limit": 1.0,
+            "rope_parameters": {"rope_theta": 150000.0, **YARN, "truncate": False},
+        },
+        "llama4": {
+            "model_type": "llama4_text",
+            "num_hidden_layers": 4,
+            "head_dim": 16,
+            "intermediate_size": 64,
+            "intermediate_size_mlp": 128,
+            "num_local_experts": 4,
+            "interleave_moe_layer_step": 2,
+            "attention_chunk_size": 16,
+            "floor_scale": 8,
+            "attn_scale": 0.5,
+        },
+        "llama4_plain": {
+            "model_type": "llama4_text",
+            "num_hidden_layers": 3,
+            "head_dim": 16,
+            "intermediate_size": 64,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "attention_chunk_size": None,
+            "no_rope_layers": [1, 0, 1],
+            "use_qk_norm": False,
+            "attn_temperature_tuning": False,
+            "attention_bias": True,
+        },
     }
 )
 """Name -> config beyond ``BASE``. The first of each family carries its name."""
@@ -197,6 +280,9 @@ def reinitialise(model: torch.nn.Module, seed: int) -> None:
             weight.copy_(noise * 1.2 / weight.shape[-1] ** 0.5)
         else:
             weight.add_(noise * 0.1)
+    for name, buffer in sorted(model.named_buffers()):
+        if name.endswith("e_score_correction_bias"):
+            buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.1)
     for name, factor in sorted(model.named_buffers()):
         if name.endswith("layer_scalar"):
             factor.add_(torch.randn(factor.shape, generator=generator) * 0.1)

@@ -46,7 +46,12 @@ class Attention(nn.Module):
     def queries(self, hidden: Tensor, step: Step) -> Tensor:
         """hidden [T, d] -> q [T, Hq, D], normed and rotated."""
         params, q = self.params, self.q_proj(hidden)
-        return self._turn(self._norm("q_norm", q, params.num_heads), step)
+        q = self._turn(self._norm("q_norm", q, params.num_heads), step)
+        if params.temperature is None:
+            return q
+        floor, strength = params.temperature
+        factor = step.shared(("temperature", floor, strength), lambda: _temperature(step.positions, floor, strength))
+        return (q * factor).to(q.dtype)
 
     def keys_values(self, hidden: Tensor, step: Step) -> tuple[Tensor, Tensor]:
         """hidden [T, d] -> k, v [T, Hkv, D]; keys normed and rotated."""
@@ -64,12 +69,13 @@ class Attention(nn.Module):
         return norm(projected).view(split) if params.qk_norm_over == "projection" else norm(projected.view(split))
 
     def _turn(self, x: Tensor, step: Step) -> Tensor:
-        """Rotate [T, heads, D] by the step's positions; layers without rotation leave it."""
+        """Rotate [T, heads, D] by the step's positions, unless the layer does not, and divide by the root mean square, if it
+        does."""
         rope, dim = self.params.rope, self.params.head_dim
-        if rope is None:
-            return x
-        cos, sin = step.shared((rope, dim, x.dtype), lambda: tables(rope, dim, step.positions, x.dtype))
-        return rotate(x, cos, sin, interleaved=rope.interleaved)
+        if rope is not None:
+            cos, sin = step.shared((rope, dim, x.dtype), lambda: tables(rope, dim, step.positions, x.dtype))
+            x = rotate(x, cos, sin, interleaved=rope.interleaved)
+        return unit(x, self.params.norm_eps) if self.params.qk_unit_norm else x
 
     def forward(self, hidden: Tensor, step: Step, caches: Caches) -> Tensor:
         """hidden [T, d] -> [T, d]; stores the step's keys and values as the cache's batch says."""
@@ -78,6 +84,11 @@ class Attention(nn.Module):
         sinks = self.sinks if params.sinks else None
         mixed = attend(q, k, v, caches["kv"], law=self.law, scale=params.scale, softcap=params.softcap, sinks=sinks)
         return self.o_proj(mixed.flatten(1))
+
+
+def _temperature(positions: Tensor, floor: int, strength: float) -> Tensor:
+    """Factors of queries, float32 [T, 1, 1], that grow with the position (Nakanishi 2025, as in Llama 4)."""
+    return (torch.log1p(torch.floor((positions.float() + 1.0) / floor)) * strength + 1.0)[:, None, None]
 
 
 def dense_attention(layer: Attention, hidden: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from octavo.base import UnsupportedError
 from octavo.nn.mlp import MLP
+from octavo.nn.moe import MoE
 from octavo.nn.norm import Norm
 from octavo.nn.step import Caches, Mixer, Step
 from octavo.spec.decoder import DecoderOptions, Placement
@@ -62,14 +63,13 @@ class Block(nn.Module):
         self.index, self.placement = layer.index, options.placement
         self.mixer, kind = layer.mixers[0]
         self.add_module(self.mixer, build_mixer(kind, dtype, device))
-        self.mlp = MLP(
-            options.hidden_size,
-            options.intermediate_size,
-            options.activation,
-            bias=options.mlp_bias,
-            dtype=dtype,
-            device=device,
-        )
+        size, activation = options.hidden_size, options.activation
+        self.mlp: nn.Module
+        if options.moe is not None and layer.index in options.moe.layers:
+            self.mlp = MoE(size, activation, options.moe, dtype=dtype, device=device)
+        else:
+            inner, bias = options.intermediate_size, options.mlp_bias
+            self.mlp = MLP(size, inner, activation, bias=bias, dtype=dtype, device=device)
         for name in NORMS[options.placement]:
             self.add_module(
                 f"{name}_layernorm", Norm(options.hidden_size, options.norm_eps, options.norm, dtype=dtype, device=device)

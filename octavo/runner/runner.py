@@ -48,7 +48,7 @@ class Runner:
         self.spec, self.layout, self.seed = spec, layout, seed
         self.device = torch.device(device)
         self.model: Decoder = resolve(family.module)(spec, dtype=dtype, device="meta")
-        fill(self.model, weights, repack=family.repack, device=self.device)
+        fill(self.model, weights, family=family, device=self.device)
         self.arena = Arena(layout, self.device) if arena is None else arena
         self._streams = self._cut()
         self._sources = {

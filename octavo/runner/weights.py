@@ -7,6 +7,7 @@ arrangements of weights ``runner/repack.py``'s.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 from math import prod
 from pathlib import Path
@@ -17,8 +18,9 @@ from torch import Tensor, nn
 
 from octavo.base import ConfigError
 from octavo.nn.decoder import Decoder
+from octavo.runner.mxfp4 import dequantise
 from octavo.runner.repack import Piece, pieces
-from octavo.spec.family import Family, Repack
+from octavo.spec.family import Family
 
 Weights = Iterable[tuple[str, Tensor]]
 """(module name, tensor) pairs, made one at a time."""
@@ -48,14 +50,25 @@ def safetensors_files(directory: Path) -> list[Path]:
 def safetensors_weights(
     directory: str | Path, family: Family, *, progress: Progress = no_progress
 ) -> Iterator[tuple[str, Tensor]]:
-    """All weights of a checkpoint directory in their stored dtype, under module names."""
+    """All weights of a checkpoint directory in their stored dtype, under module names; MXFP4 ones as bfloat16.
+
+    The latter come as ``[experts, inputs, outputs]``, the arrangement that Transformers has for them where they are not
+    quantised.
+    """
     files = safetensors_files(Path(directory))
     handles = [safe_open(file, framework="pt") for file in files]
     names = [(handle, name) for handle in handles for name in handle.keys()]  # noqa: SIM118
+    where = {name: handle for handle, name in names}
+    packed = "mxfp4" in family.quantised
     for done, (handle, name) in enumerate(names):
         module = family.module_name(name)
+        if packed and name.endswith("_scales") and f"{name.removesuffix('_scales')}_blocks" in where:
+            module = None
         if module is not None:
-            yield module, handle.get_tensor(name)
+            tensor, scales = handle.get_tensor(name), f"{name.removesuffix('_blocks')}_scales"
+            if packed and name.endswith("_blocks") and scales in where:
+                module, tensor = module.removesuffix("_blocks"), dequantise(tensor, where[scales].get_tensor(scales)).mT
+            yield module, tensor
         progress(done + 1, len(names))
 
 
@@ -104,14 +117,18 @@ class _Places:
             raise ConfigError(f"the checkpoint lacks {', '.join(missing[:3])}{more}")
 
 
-def fill(model: Decoder, weights: Weights, *, repack: tuple[Repack, ...] = (), device: torch.device) -> None:
+def fill(model: Decoder, weights: Weights, *, family: Family, device: torch.device) -> None:
     """Put weights into a model built on the meta device, in the dtypes that it was built with.
 
     Raises ConfigError naming tensors that are missing, unknown, given twice or of a wrong shape; the model is then unusable.
     """
     places = _Places(model, device)
     for name, tensor in weights:
-        if name not in model.tied:
-            for piece in pieces(name, tensor, repack, places.shapes):
-                places.put(name, piece)
+        if name in model.tied:
+            continue
+        draft = re.fullmatch(family.drafts, name) if family.drafts else None
+        if draft and int(draft[1]) >= len(model.model.layers):
+            continue
+        for piece in pieces(name, tensor, family.repack, places.shapes):
+            places.put(name, piece)
     places.check()

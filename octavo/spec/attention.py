@@ -27,8 +27,10 @@ class AttentionParams:
     scale: factor of the scores. rope: None where nothing is rotated, and in parameters for planning. qk_norm: RMSNorm over each
     head of q and k, or over their whole projections, or None. bias, out_bias: of q/k/v and of o. softcap: cap of the scores by
     ``softcap * tanh(score / softcap)``, or None. sinks: a learnt logit per query head takes part in the softmax and carries no
-    value. makes_kv: False where the layer reads the keys and values that another one makes. v_norm: RMSNorm without weights
-    over each head of v. k_eq_v: values are the keys' projection, ahead of norm and rotation; there is no other.
+    value. qk_unit_norm: q and k are divided by their root mean square after rotation. temperature: (floor_scale, attn_scale);
+    the query at p is multiplied by ``1 + attn_scale * log(1 + floor((p + 1) / floor_scale))`` (Llama 4). makes_kv: False where
+    the layer reads the keys and values that another one makes. v_norm: RMSNorm without weights over each head of v. k_eq_v:
+    values are the keys' projection, ahead of norm and rotation; there is no other.
     """
 
     hidden_size: int
@@ -44,6 +46,8 @@ class AttentionParams:
     out_bias: bool = False
     softcap: float | None = None
     sinks: bool = False
+    qk_unit_norm: bool = False
+    temperature: tuple[int, float] | None = None
     makes_kv: bool = True
     v_norm: bool = False
     k_eq_v: bool = False
@@ -61,7 +65,8 @@ def read_attention(config: Config, layer_type: str) -> AttentionParams:
     """Attention parameters from a config that its family has normalized.
 
     Beyond upstream keys the family sets ``qk_norm`` (a ``NormStyle`` or None) and, where they are not as the defaults,
-    ``qk_norm_over`` and ``out_bias``, by default ``attention_bias`` too. Raises UnsupportedError naming the field.
+    ``qk_norm_over``, ``sinks``, ``qk_unit_norm``, ``temperature`` and ``out_bias``, by default ``attention_bias`` too. Raises
+    UnsupportedError naming the field.
     """
     heads, hidden_size = count(config, "num_attention_heads"), count(config, "hidden_size")
     if config.get("head_dim") is None and hidden_size % heads:
@@ -92,6 +97,9 @@ def read_attention(config: Config, layer_type: str) -> AttentionParams:
         bias=bias,
         out_bias=bool(config.get("out_bias", bias)),
         softcap=config.get("attn_logit_softcapping"),
+        sinks=bool(config.get("sinks", False)),
+        qk_unit_norm=bool(config.get("qk_unit_norm", False)),
+        temperature=config.get("temperature"),
     )
 
 

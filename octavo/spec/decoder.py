@@ -10,6 +10,7 @@ from typing import Literal
 
 from octavo.base import UnsupportedError
 from octavo.spec.attention import NormStyle
+from octavo.spec.moe import MoEOptions
 
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh", "gelu")
 """Names of gate activations, as in Transformers, that ``octavo.nn.mlp`` knows."""
@@ -25,7 +26,7 @@ class DecoderOptions:
     norm: style of all norms. placement: where a layer has them: ahead of mixer and MLP (``pre``), behind them before the
     residual is added (``post``, OLMo 2), both (``sandwich``, Gemma), or one ahead of both, which run side by side
     (``parallel``, Cohere). embed_scale: factor of the embeddings, rounded to the model's dtype as Transformers does.
-    logit_scale: factor of the logits. logit_softcap: cap of the logits.
+    logit_scale: factor of the logits. logit_softcap: cap of the logits. moe: layers that have experts instead of an MLP.
     """
 
     hidden_size: int
@@ -39,6 +40,7 @@ class DecoderOptions:
     mlp_bias: bool = False
     logit_scale: float = 1.0
     logit_softcap: float | None = None
+    moe: MoEOptions | None = None
 
     def __post_init__(self) -> None:
         if self.activation not in ACTIVATIONS:

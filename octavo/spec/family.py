@@ -82,6 +82,7 @@ class Family:
         but it cannot be run, and what follows is empty. options: what ``module`` needs beyond the layers.
     names: checkpoint tensor name -> module name. ignored: patterns of checkpoint tensors that are not weights of the text
     model. repack: what of the rest is stored in another arrangement; the first rule that matches decides.
+    drafts: pattern of module names whose group is the number of a layer: left out behind the last, where layers are for drafting.
     quantised: values of ``quantization_config.quant_method`` whose weights are dequantised as they are read.
     """
 
@@ -96,6 +97,7 @@ class Family:
     names: tuple[Rename, ...] = ()
     ignored: tuple[str, ...] = ()
     repack: tuple[Repack, ...] = ()
+    drafts: str | None = None
     quantised: tuple[str, ...] = ()
     gguf: GGUFRules | None = None
 

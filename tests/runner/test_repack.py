@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from octavo.base import ConfigError
 from octavo.runner.repack import pieces
 from octavo.runner.weights import fill
-from octavo.spec.family import Repack
+from octavo.spec.family import Family, Repack
 
 CPU = torch.device("cpu")
 SPLIT = Repack(pattern=r"qkv\.weight", into=("q.weight", "k.weight", "v.weight"))
@@ -36,7 +36,8 @@ class Model(nn.Module):
 
 
 def load(model: Model, weights: dict[str, Tensor], *rules: Repack) -> dict[str, Tensor]:
-    fill(model, weights.items(), repack=rules, device=CPU)  # type: ignore[arg-type]
+    family = Family(name="x", model_types=("x",), normalize=dict, layers=lambda _: (), repack=rules)
+    fill(model, weights.items(), family=family, device=CPU)  # type: ignore[arg-type]
     return dict(model.named_parameters())
 
 

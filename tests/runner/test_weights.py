@@ -34,7 +34,7 @@ def load(path: Path, dtype: torch.dtype = torch.float32) -> Decoder:
     spec = read_spec(load_config(path), families=FAMILIES)
     model = Decoder(spec, dtype=dtype, device="meta")
     family = FAMILIES.named(spec.family)
-    fill(model, safetensors_weights(path, family), repack=family.repack, device=CPU)
+    fill(model, safetensors_weights(path, family), family=family, device=CPU)
     return model
 
 
@@ -140,7 +140,7 @@ def test_gguf_fills_a_model(tmp_path: Path) -> None:
     spec = read_spec(gguf.config(), families=FAMILIES)
     assert (spec.vocab_size, len(spec.layers), spec.options["tied_embeddings"]) == (4, 1, True)
     model = Decoder(spec, dtype=torch.float32, device="meta")
-    fill(model, gguf.weights(dtype=torch.float32), device=CPU)
+    fill(model, gguf.weights(dtype=torch.float32), family=gguf.family, device=CPU)
     stored = {tensor.name: tensor.data for tensor in gguf.reader.tensors}
     layer = model.model.layers[0]
     assert np.array_equal(layer.mlp.down_proj.weight.numpy(), stored["blk.0.ffn_down.weight"])

@@ -1,0 +1,117 @@
+"""Sparse mixture of experts: routers, experts over the tokens that chose them, a shared expert.
+
+Owns ``MoE`` as ``MoEOptions`` describe it. The order of operations is Transformers', so that float32 results agree, but every
+layout of weights is turned into one when they are read: an expert's gate rows, then its up rows, as of ``nn.Linear``.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from octavo.nn.mlp import GATES, MLP
+from octavo.spec.moe import MoEOptions
+
+
+def _weight(*shape: int, dtype: torch.dtype, device: torch.device | str) -> nn.Parameter:
+    return nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)
+
+
+class Router(nn.Module):
+    """Which experts a token takes, and how much each counts."""
+
+    def __init__(self, size: int, options: MoEOptions, *, dtype: torch.dtype, device: torch.device | str) -> None:
+        super().__init__()
+        self.options = options
+        wide = torch.float32 if options.wide_router else dtype
+        self.weight = _weight(options.experts, size, dtype=wide, device=device)
+        self.bias = _weight(options.experts, dtype=wide, device=device) if options.router_bias else None
+        if options.correction:
+            self.e_score_correction_bias = _weight(options.experts, dtype=torch.float32, device=device)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """[T, size] -> scores in x's dtype, and experts int64, both [T, active]."""
+        options = self.options
+        logits = F.linear(x.to(self.weight.dtype), self.weight, self.bias).float()
+        scores = logits.sigmoid() if options.scoring == "sigmoid" else torch.softmax(logits, dim=-1)
+        chosen = self._choose(logits, scores)
+        taken = scores.gather(1, chosen)
+        if options.normalise:
+            taken = taken / (taken.sum(dim=-1, keepdim=True) + 1e-20)
+        return (taken * options.scale).to(x.dtype), chosen
+
+    def _choose(self, logits: Tensor, scores: Tensor) -> Tensor:
+        """[T, experts] -> int64 [T, active]."""
+        options = self.options
+        # Logits are in the order of their scores, and differ where scores round to the same.
+        ranks = scores + self.e_score_correction_bias if options.correction else logits
+        if options.groups > 1:
+            grouped = (ranks if options.correction else scores).unflatten(-1, (options.groups, -1))
+            best = grouped.topk(2, dim=-1).values.sum(dim=-1).topk(options.active_groups, dim=-1).indices
+            closed = torch.ones(grouped.shape[:2], dtype=torch.bool, device=ranks.device).scatter_(1, best, False)
+            ranks = ranks.masked_fill(closed.repeat_interleave(grouped.shape[2], dim=1), float("-inf"))
+        return ranks.topk(options.active, dim=-1).indices
+
+
+class Experts(nn.Module):
+    """Gated MLPs of one shape, each over the tokens that took it."""
+
+    def __init__(
+        self, size: int, activation: str, options: MoEOptions, *, dtype: torch.dtype, device: torch.device | str
+    ) -> None:
+        super().__init__()
+        count, inner = options.experts, options.inner_size
+        self.options, self.gate = options, GATES[activation]
+        self.gate_up_proj = _weight(count, 2 * inner, size, dtype=dtype, device=device)
+        self.down_proj = _weight(count, size, inner, dtype=dtype, device=device)
+        self.gate_up_proj_bias = _weight(count, 2 * inner, dtype=dtype, device=device) if options.bias else None
+        self.down_proj_bias = _weight(count, size, dtype=dtype, device=device) if options.bias else None
+
+    def forward(self, x: Tensor, scores: Tensor, chosen: Tensor) -> Tensor:
+        """x [T, size], scores and chosen [T, active] -> [T, size]."""
+        flat = chosen.flatten()
+        order = flat.argsort(stable=True)
+        counts = torch.bincount(flat, minlength=self.options.experts).tolist()
+        tokens, weights = order // chosen.shape[1], scores.flatten()[order, None]
+        out, start = torch.zeros_like(x), 0
+        for expert, count in enumerate(counts):
+            if count:
+                mine = slice(start, start + count)
+                out.index_add_(0, tokens[mine], self._expert(expert, x[tokens[mine]], weights[mine]))
+                start += count
+        return out
+
+    def _expert(self, expert: int, x: Tensor, scores: Tensor) -> Tensor:
+        """x [n, size], scores [n, 1] -> [n, size], scored."""
+        first, last = (None if bias is None else bias[expert] for bias in (self.gate_up_proj_bias, self.down_proj_bias))
+        if self.options.scores_inputs:
+            return self._down(expert, F.linear(x * scores, self.gate_up_proj[expert], first), last)
+        return self._down(expert, F.linear(x, self.gate_up_proj[expert], first), last) * scores
+
+    def _down(self, expert: int, both: Tensor, bias: Tensor | None) -> Tensor:
+        gate, up = both.chunk(2, dim=-1)
+        if self.options.clamp is None:
+            return F.linear(self.gate(gate) * up, self.down_proj[expert], bias)
+        limit, alpha = self.options.clamp
+        gate, up = gate.clamp(max=limit), up.clamp(min=-limit, max=limit)
+        return F.linear((up + 1) * (gate * torch.sigmoid(gate * alpha)), self.down_proj[expert], bias)
+
+
+class MoE(nn.Module):
+    """What a layer has in place of its MLP."""
+
+    def __init__(
+        self, size: int, activation: str, options: MoEOptions, *, dtype: torch.dtype, device: torch.device | str
+    ) -> None:
+        super().__init__()
+        self.gate = Router(size, options, dtype=dtype, device=device)
+        self.experts = Experts(size, activation, options, dtype=dtype, device=device)
+        self.shared_experts: MLP | None = None
+        if options.shared_size:
+            self.shared_experts = MLP(size, options.shared_size, activation, bias=False, dtype=dtype, device=device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, size] -> [T, size]."""
+        mixed = self.experts(x, *self.gate(x))
+        return mixed if self.shared_experts is None else mixed + self.shared_experts(x)

@@ -1,0 +1,31 @@
+"""MXFP4 weights: 4-bit floats in groups with a shared power of two (OCP Microscaling Formats 1.0, sections 5.3 and 6.3).
+
+Owns the arithmetic. Which tensors are so stored is ``runner/weights.py``'s business.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from octavo.base import ConfigError
+
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+"""Value of each 4-bit code: sign, two bits of exponent, one of mantissa."""
+
+E8M0_BIAS = 127
+
+
+def dequantise(blocks: Tensor, scales: Tensor) -> Tensor:
+    """blocks uint8 [..., groups, bytes], scales uint8 [..., groups] -> bfloat16 [..., groups * bytes * 2], exactly.
+
+    A byte has the earlier value in its low half. Raises ConfigError where blocks and scales do not match.
+    """
+    if blocks.shape[:-1] != scales.shape or blocks.dtype != torch.uint8 or scales.dtype != torch.uint8:
+        raise ConfigError(
+            f"MXFP4 blocks {blocks.dtype} {tuple(blocks.shape)} and scales {scales.dtype} {tuple(scales.shape)} do not match"
+        )
+    values = torch.tensor(E2M1, dtype=torch.bfloat16, device=blocks.device)
+    pairs = torch.stack((values[(blocks & 15).int()], values[(blocks >> 4).int()]), dim=-1)
+    exponents = scales.float() - E8M0_BIAS
+    return (pairs.flatten(-2) * torch.exp2(exponents).to(torch.bfloat16)[..., None]).flatten(-2)

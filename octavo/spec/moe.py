@@ -1,0 +1,60 @@
+"""Which experts a layer has, and how its tokens choose among them. Torch-free.
+
+Owns ``MoEOptions``, which ``octavo.nn.moe`` reads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from octavo.base import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoEOptions:
+    """Sparse layers of a decoder: a router, gated experts, and possibly a shared one that every token takes.
+
+    layers: indices of the layers that have experts in place of an MLP.
+    experts, active: how many there are, and how many a token takes. inner_size, shared_size: inner sizes of one expert and of
+        the shared one, 0 where there is none.
+    scoring: how the router's logits become scores. normalise: a token's scores are divided by their sum. scale: their factor.
+    router_bias: of the logits. correction: a bias of the scores, which counts for choosing only (DeepSeek-V3, section 2.1.2).
+    groups, active_groups: neighbouring experts form groups; a token takes from those whose two best scores sum to most.
+    wide_router: the router computes in float32 whatever the model's dtype.
+    scores_inputs: an expert's input is multiplied by its score (Llama 4), not its output.
+    bias: experts have biases. clamp: (limit, alpha) of gpt-oss's ``(up + 1) * gate * sigmoid(alpha * gate)`` with the gate at
+        most and up within limit; None for the decoder's activation.
+    """
+
+    layers: tuple[int, ...]
+    experts: int
+    active: int
+    inner_size: int
+    shared_size: int = 0
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    normalise: bool = False
+    scale: float = 1.0
+    router_bias: bool = False
+    correction: bool = False
+    groups: int = 1
+    active_groups: int = 1
+    wide_router: bool = False
+    scores_inputs: bool = False
+    bias: bool = False
+    clamp: tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.active <= self.experts:
+            raise ConfigError(f"num_experts_per_tok {self.active} must be between 1 and the {self.experts} experts")
+        if self.experts % self.groups or not 1 <= self.active_groups <= self.groups:
+            raise ConfigError(
+                f"{self.experts} experts in n_group {self.groups} of which topk_group {self.active_groups} are taken: groups "
+                "must be of one size, and no more be taken than there are"
+            )
+        size = self.experts // self.groups
+        if self.groups > 1 and (size < 2 or size * self.active_groups < self.active):
+            raise ConfigError(
+                f"n_group {self.groups} makes groups of {size} experts; they must have two, and topk_group "
+                f"{self.active_groups} of them num_experts_per_tok {self.active}"
+            )
