@@ -92,7 +92,9 @@ class Tokenizer:
         tokenizer cannot say which characters its tokens stand for.
         """
         if not self.backend.chat_template:
-            raise ConfigError("this model has no chat template; give one (--chat-template of octavo serve), or the prompt as plain text")
+            raise ConfigError(
+                "this model has no chat template; give one (--chat-template of octavo serve), or the prompt as plain text"
+            )
         options = {"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message}
         text = self._render(messages, **options)
         if not marks:

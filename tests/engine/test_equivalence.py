@@ -1,7 +1,8 @@
 """Greedy float32 output of the whole engine equals Transformers on tiny checkpoints, however the work is cut.
 
-Owns the matrix: plain, chunked, batched, prefix hit, preempted. A tie (top-2 gap of the oracle below 1e-4) would make a
-comparison meaningless, so prompts are chosen to have none and the test says so.
+Owns the matrix: plain, chunked, batched, prefix hit, preempted; whole for some families, in one scenario for all others. A tie
+(top-2 gap of the oracle below 1e-4) would make a comparison meaningless, so prompts are chosen to have none and the test says
+so.
 """
 
 from __future__ import annotations
@@ -14,7 +15,27 @@ import pytest
 from octavo import LLM, RequestOutput, SamplingParams
 from tests import tiny
 
-FAMILIES = ("llama", "qwen3", "gemma3", "gemma2", "gemma3n", "gemma4", "gemma4_values")
+THOROUGH = ("llama", "qwen3", "gemma3")
+"""Families that go through every case by itself; all others go through ``test_all_ways``."""
+
+OTHERS = (
+    "gemma2",
+    "qwen2",
+    "mistral",
+    "ministral",
+    "olmo2",
+    "olmo3",
+    "exaone4",
+    "exaone4_full",
+    "smollm3",
+    "smollm3_full",
+    "cohere2",
+    "glm4",
+    "phi3",
+    "gemma3n",
+    "gemma4",
+    "gemma4_values",
+)
 LENGTHS = (1, 5, 17, 40, 63, 100)
 COUNT = 24
 GREEDY = SamplingParams(temperature=0, max_tokens=COUNT, ignore_eos=True)
@@ -56,14 +77,14 @@ def ids(outputs: list[RequestOutput]) -> list[list[int]]:
     return [output.outputs[0].token_ids for output in outputs]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", THOROUGH)
 def test_plain(root: Path, name: str) -> None:
     llm = engine(root, name, enable_prefix_caching=False)
     for prompt, expected in oracle(name):
         assert ids(generate(llm, [prompt])) == [expected]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", THOROUGH)
 @pytest.mark.parametrize("budget", [1, 3, 7, 16, 33])
 def test_chunked_and_batched(root: Path, name: str, budget: int) -> None:
     cases = oracle(name)
@@ -71,7 +92,7 @@ def test_chunked_and_batched(root: Path, name: str, budget: int) -> None:
     assert ids(generate(llm, [prompt for prompt, _ in cases])) == [expected for _, expected in cases]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", THOROUGH)
 @pytest.mark.parametrize("budget", [19, 2048])
 def test_prefix_hits(root: Path, name: str, budget: int) -> None:
     cases = oracle(name)
@@ -83,7 +104,7 @@ def test_prefix_hits(root: Path, name: str, budget: int) -> None:
     assert [output.num_cached_tokens for output in warm] == [(length - 1) // 16 * 16 for length in LENGTHS]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", THOROUGH)
 def test_a_conversation_goes_on_from_its_own_output(root: Path, name: str) -> None:
     llm = engine(root, name)
     prompt, expected = oracle(name)[-1]
@@ -94,7 +115,7 @@ def test_a_conversation_goes_on_from_its_own_output(root: Path, name: str) -> No
     assert ids([output]) == [tiny.greedy(name, longer, COUNT)[0]]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", THOROUGH)
 @pytest.mark.parametrize("caching", [True, False])
 def test_preempted(root: Path, name: str, caching: bool) -> None:
     cases = oracle(name)
@@ -110,7 +131,7 @@ def tight(root: Path, name: str) -> int:
     return int(report.peak_bytes * 1.5)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", THOROUGH)
 def test_stops_and_reports(root: Path, name: str) -> None:
     prompt, expected = oracle(name)[2]
     llm = engine(root, name)
@@ -118,3 +139,25 @@ def test_stops_and_reports(root: Path, name: str) -> None:
     (output,) = llm.generate([prompt], SamplingParams(temperature=0, max_tokens=COUNT, stop_token_ids=[stop]), progress=False)
     assert output.outputs[0].token_ids == expected[: expected.index(stop) + 1]
     assert output.outputs[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_all_ways(root: Path, name: str) -> None:
+    """Alone and whole; token by token; batched and chunked; the same from cached prefixes; preempted, with and without them."""
+    cases = oracle(name)
+    prompts, expected = [prompt for prompt, _ in cases], [tokens for _, tokens in cases]
+    whole = engine(root, name, enable_prefix_caching=False)
+    alone = [generate(whole, [prompt])[0] for prompt in prompts[2:]]
+    assert ids(alone) == expected[2:]
+    single = engine(root, name, max_num_batched_tokens=1, enable_prefix_caching=False)
+    assert ids(generate(single, prompts[1:3])) == expected[1:3]
+    mixed = engine(root, name, max_num_batched_tokens=7)
+    assert ids(generate(mixed, prompts)) == expected
+    warm = generate(mixed, prompts)
+    assert ids(warm) == expected
+    assert [output.num_cached_tokens for output in warm] == [(length - 1) // 16 * 16 for length in LENGTHS]
+    memory = int(max(output.cache_report.peak_bytes for output in alone) * 1.5)
+    for caching in (True, False):
+        llm = engine(root, name, kv_memory=memory, max_model_len=128, enable_prefix_caching=caching, max_num_batched_tokens=33)
+        assert ids(generate(llm, prompts)) == expected
+        assert llm.core.scheduler.num_preemptions > 0
