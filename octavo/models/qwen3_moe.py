@@ -74,6 +74,8 @@ def parameters(config: Config) -> int:
 def options(config: Config) -> Mapping[str, Any]:
     """Options of the decoder module."""
     sparse = sparse_layers(config)
+    if not sparse:
+        return decoder_options(config)
     moe = MoEOptions(
         layers=sparse,
         experts=count(config, "num_experts"),
@@ -81,7 +83,7 @@ def options(config: Config) -> Mapping[str, Any]:
         inner_size=count(config, "moe_intermediate_size"),
         normalise=bool(config["norm_topk_prob"]),
     )
-    return decoder_options(config, moe=moe if sparse else None)
+    return decoder_options(config, moe=moe)
 
 
 FAMILY = replace(

@@ -82,7 +82,7 @@ class Family:
         but it cannot be run, and what follows is empty. options: what ``module`` needs beyond the layers.
     names: checkpoint tensor name -> module name. ignored: patterns of checkpoint tensors that are not weights of the text
     model. repack: what of the rest is stored in another arrangement; the first rule that matches decides.
-    drafts: pattern of module names whose group is the number of a layer: left out behind the last, where layers are for drafting.
+    drafts: pattern of module names whose group is a layer's number; behind the last one they are for drafting, and left out.
     quantised: values of ``quantization_config.quant_method`` whose weights are dequantised as they are read.
     """
 

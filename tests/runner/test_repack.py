@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import MappingProxyType
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from octavo.base import ConfigError
+from octavo.nn.decoder import Decoder
 from octavo.runner.repack import pieces
-from octavo.runner.weights import fill
+from octavo.runner.weights import fill, safetensors_weights
 from octavo.spec.family import Family, Repack
+from octavo.spec.hf import find_families, load_config, read_spec
+from tests import tiny
 
 CPU = torch.device("cpu")
 SPLIT = Repack(pattern=r"qkv\.weight", into=("q.weight", "k.weight", "v.weight"))
@@ -104,3 +109,32 @@ def test_misfits_are_named(weights: dict[str, tuple[int, ...]], complaint: str) 
 def test_a_rule_for_weights_that_the_model_lacks_is_no_way_in() -> None:
     with pytest.raises(ConfigError, match="has no place"):
         load(Model(both=(1, 4, 3)), {"qkv.weight": torch.zeros(8, 3)}, SPLIT)
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "glm4_moe"])
+def test_experts_one_by_one_are_the_stacks_of_transformers(name: str, tmp_path: Path) -> None:
+    path, families = tiny.write(name, tmp_path), find_families()
+    spec = read_spec(load_config(path), families=families)
+    family, theirs = families.named(spec.family), tiny.build(name).state_dict()
+    stored = set(load_file(path / "model.safetensors"))
+    assert "model.layers.2.mlp.experts.7.up_proj.weight" in stored and "model.layers.2.mlp.experts.gate_up_proj" in theirs
+    made = []
+    for weights in (safetensors_weights(path, family), theirs.items()):
+        model = Decoder(spec, dtype=torch.float32, device="meta")
+        fill(model, weights, family=family, device=CPU)
+        made.append(dict(model.named_parameters()))
+    assert made[0].keys() == theirs.keys()
+    assert all(torch.equal(made[0][key], theirs[key]) and torch.equal(made[1][key], theirs[key]) for key in theirs)
+
+
+def test_layers_for_drafting_are_left_out_and_nothing_else(tmp_path: Path) -> None:
+    path, families = tiny.write("glm4_moe", tmp_path), find_families()
+    stored = load_file(path / "model.safetensors")
+    draft = {"model.layers.3.eh_proj.weight": torch.zeros(2), "model.layers.3.self_attn.q_proj.weight": torch.zeros(2)}
+    save_file({**stored, **draft}, path / "model.safetensors")
+    spec, family = read_spec(load_config(path), families=families), families.named("glm4_moe")
+    model = Decoder(spec, dtype=torch.float32, device="meta")
+    fill(model, safetensors_weights(path, family), family=family, device=CPU)
+    save_file({**stored, "model.layers.2.eh_proj.weight": torch.zeros(2)}, path / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"layers\.2\.eh_proj"):
+        fill(model, safetensors_weights(path, family), family=family, device=CPU)
