@@ -44,7 +44,7 @@ def test_layers_that_share_have_no_bytes_planned_or_run(tmp_path: Path, name: st
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(("length", "budget"), [(40, 1), (40, 7), (40, 2048), (17, 2048)])
+@pytest.mark.parametrize(("length", "budget"), [(17, 1), (40, 7), (40, 2048), (17, 2048)])
 def test_entries_are_stored_once_and_by_their_producer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, length: int, budget: int
 ) -> None:
