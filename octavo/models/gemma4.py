@@ -23,6 +23,7 @@ from octavo.models.gemma_shared import (
 from octavo.models.weights import embeddings, experts, gated_mlp
 from octavo.spec.family import Family
 from octavo.spec.kind import Config, LayerSpec, count
+from octavo.spec.moe import MoEOptions
 from octavo.spec.per_layer import PerLayerOptions
 
 DEFAULTS: Final = {
@@ -55,7 +56,7 @@ def normalize(config: Config) -> Config:
 
     Tokens of images see each other both ways (``vision``); those of text do not.
     """
-    refuse(config, {"use_bidirectional_attention": (False, "vision"), "enable_moe_block": (False,)})
+    refuse(config, {"use_bidirectional_attention": (False, "vision")})
     full = {**DEFAULTS, **config, "qk_norm": "wide", "query_pre_attn_scalar": 1}
     last = count(full, "num_hidden_layers") - 1
     types = (listed(full, "layer_types") or every(full, 6, FULL, SLIDING))[: last + 1]
@@ -110,7 +111,16 @@ def inner_sizes(config: Config, layers: Sequence[LayerSpec]) -> list[int]:
 
 def options(config: Config) -> Mapping[str, Any]:
     """Options of the decoder module."""
-    return dict(vars(PerLayerOptions(**per_layer_options(config, inner_sizes(config, layers_of(config))))))
+    beside = None
+    if config.get("enable_moe_block"):
+        beside = MoEOptions(
+            layers=(),
+            experts=count(config, "num_experts"),
+            active=count(config, "top_k_experts"),
+            inner_size=count(config, "moe_intermediate_size"),
+        )
+    made = per_layer_options(config, inner_sizes(config, layers_of(config)))
+    return dict(vars(PerLayerOptions(**made, beside=beside)))
 
 
 def parameters(config: Config) -> int:

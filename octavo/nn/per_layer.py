@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -15,9 +16,11 @@ from torch import Tensor, nn
 
 from octavo.nn.decoder import Block, Decoder, LayerCaches, Trunk
 from octavo.nn.mlp import GATES
-from octavo.nn.norm import Norm
+from octavo.nn.moe import Experts
+from octavo.nn.norm import Norm, unit
 from octavo.nn.step import Step
 from octavo.spec.kind import LayerSpec, ModelSpec
+from octavo.spec.moe import MoEOptions
 from octavo.spec.per_layer import PerLayerOptions
 
 Device = torch.device | str
@@ -41,19 +44,57 @@ class PerLayerBlock(Block):
         return self.post_per_layer_input_norm(mixed)
 
 
+class ScaledRouter(nn.Module):
+    """Softmax over the experts of a normed and scaled token; scores of those taken sum to 1 before each has its own factor."""
+
+    def __init__(self, options: PerLayerOptions, moe: MoEOptions, dtype: torch.dtype, device: Device) -> None:
+        super().__init__()
+        self.active, self.eps = moe.active, options.norm_eps
+        self.proj = nn.Linear(options.hidden_size, moe.experts, bias=False, dtype=dtype, device=device)
+        self.scale = nn.Parameter(torch.ones(options.hidden_size, dtype=dtype, device=device), requires_grad=False)
+        self.per_expert_scale = nn.Parameter(torch.ones(moe.experts, dtype=dtype, device=device), requires_grad=False)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """[T, d] -> scores in x's dtype, and experts int64, both [T, active]."""
+        logits = self.proj(unit(x, self.eps) * self.scale * x.shape[-1] ** -0.5)
+        taken, chosen = torch.softmax(logits.float(), dim=-1).topk(self.active, dim=-1)
+        taken = taken / taken.sum(dim=-1, keepdim=True)
+        return (taken * self.per_expert_scale[chosen]).to(x.dtype), chosen
+
+
 class ScaledBlock(PerLayerBlock):
-    """Attention and MLP with norms on both sides, then the layer's own input, then a learnt factor of it all."""
+    """Attention and MLP with norms on both sides, then the layer's own input, then a learnt factor of it all.
+
+    Experts read what the MLP reads through norms of their own.
+    """
 
     def __init__(self, layer: LayerSpec, options: PerLayerOptions, dtype: torch.dtype, device: Device) -> None:
         super().__init__(layer, options, dtype, device)
         self.layer_scalar = nn.Parameter(torch.ones(1, dtype=dtype, device=device), requires_grad=False)
+        self.experts: Experts | None = None
+        if options.beside is not None:
+            size, moe = options.hidden_size, options.beside
+            self.router = ScaledRouter(options, moe, dtype, device)
+            self.experts = Experts(size, options.activation, moe, dtype=dtype, device=device)
+            norm = partial(Norm, size, options.norm_eps, options.norm, dtype=dtype, device=device)
+            self.pre_feedforward_layernorm_2 = norm()
+            self.post_feedforward_layernorm_1, self.post_feedforward_layernorm_2 = norm(), norm()
 
     def forward(self, hidden: Tensor, step: Step, caches: LayerCaches, small: Tensor | None = None) -> Tensor:
         """hidden [T, d], small [T, small] or None -> [T, d]."""
-        hidden = super().forward(hidden, step, caches)
+        hidden = hidden + self._norm("post_attention", self._mix(self._norm("input", hidden), step=step, caches=caches))
+        hidden = hidden + self._norm("post_feedforward", self._feed(hidden))
         if small is not None:
             hidden = hidden + self.gated(hidden, small)
         return hidden * self.layer_scalar
+
+    def _feed(self, hidden: Tensor) -> Tensor:
+        """MLP, and experts where there are any, of [T, d]."""
+        fed: Tensor = self.mlp(self._norm("pre_feedforward", hidden))
+        if self.experts is None:
+            return fed
+        sparse = self.experts(self.pre_feedforward_layernorm_2(hidden), *self.router(hidden))
+        return self.post_feedforward_layernorm_1(fed) + self.post_feedforward_layernorm_2(sparse)
 
 
 class PerLayerTrunk(Trunk):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from octavo.spec.decoder import DecoderOptions
+from octavo.spec.moe import MoEOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,12 +18,14 @@ class PerLayerOptions(DecoderOptions):
 
     small_size: elements of a layer's input, 0 where layers have none. small_vocab: rows of its table; later tokens read row 0.
     inner_sizes: of the MLP, layer by layer. rounded_factors: factors of the small inputs are rounded to the model's dtype.
+    beside: experts whose output is added to the MLP's, in all layers, whatever its ``layers`` say.
     """
 
     small_size: int
     small_vocab: int
     inner_sizes: tuple[int, ...]
     rounded_factors: bool = False
+    beside: MoEOptions | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

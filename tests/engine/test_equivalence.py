@@ -34,6 +34,7 @@ OTHERS = (
     "phi3",
     "gemma3n",
     "gemma4",
+    "gemma4_moe",
     "gemma4_values",
 )
 LENGTHS = (1, 5, 17, 40, 63, 100)
