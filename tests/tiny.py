@@ -187,6 +187,15 @@ SPECS = MappingProxyType(
             "attention_bias": True,
             "mlp_bias": True,
         },
+        "cohere2": {
+            "model_type": "cohere2",
+            "num_hidden_layers": 4,
+            "sliding_window": 16,
+            "layer_types": [SLIDING, SLIDING, SLIDING, FULL],
+            "logit_scale": 0.5,
+        },
+        "glm4": {"model_type": "glm4", "num_hidden_layers": 4, "head_dim": 16},
+        "phi3": {"model_type": "phi3", "num_hidden_layers": 4, "sliding_window": 16, "partial_rotary_factor": 0.75},
         "smollm3_full": {"model_type": "smollm3", "num_hidden_layers": 3, "no_rope_layers": [0, 1, 1]},
         "qwen3_moe": {
             "model_type": "qwen3_moe",
