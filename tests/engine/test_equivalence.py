@@ -36,6 +36,13 @@ OTHERS = (
     "gemma4",
     "gemma4_moe",
     "gemma4_values",
+    "qwen3_moe",
+    "qwen3_moe_window",
+    "glm4_moe",
+    "glm4_moe_plain",
+    "gpt_oss",
+    "llama4",
+    "llama4_plain",
 )
 LENGTHS = (1, 5, 17, 40, 63, 100)
 COUNT = 24
