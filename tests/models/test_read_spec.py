@@ -14,6 +14,7 @@ from octavo.spec.group import make_groups
 from octavo.spec.hf import find_families, load_config, read_spec
 from octavo.spec.kind import ModelSpec
 from octavo.spec.rope import RopeParams
+from tests import tiny
 
 FAMILIES = find_families()
 
@@ -97,6 +98,45 @@ def test_gemma3_multimodal_tensor_names_of_both_ages() -> None:
     assert family.module_name("model.norm.weight") == "model.norm.weight"
 
 
+def test_layers_without_rotation() -> None:
+    def rotated(spec: ModelSpec) -> list[bool]:
+        return [attention(spec, layer.index).rope is not None for layer in spec.layers]
+
+    assert rotated(read("smollm3", num_hidden_layers=5)) == [True, True, True, False, True]
+    assert rotated(read("smollm3", num_hidden_layers=3, no_rope_layers=[0, 1, 0])) == [False, True, False]
+    for model_type in ("cohere2", "exaone4"):
+        spec = read(model_type, num_hidden_layers=5)
+        assert rotated(spec) == [name == "sliding" for name in names(spec)] == [True, True, True, False, True]
+    assert rotated(read("exaone4", num_hidden_layers=2, sliding_window=None)) == [True, True]
+
+
+def test_olmo3_scales_full_layers_only() -> None:
+    scaling = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192}
+    spec = read("olmo3", num_hidden_layers=4, rope_theta=3e5, rope_scaling=scaling)
+    assert attention(spec, 0).rope == RopeParams(theta=3e5)
+    assert (attention(spec, 3).rope.rope_type, attention(spec, 3).rope.theta) == ("yarn", 3e5)
+
+
+RUN = tuple(family for family in FAMILIES.families if family.module is not None)
+
+
+def test_every_family_that_runs_has_a_tiny_model() -> None:
+    tested = {FAMILIES.for_model_type(str(spec["model_type"])).name for spec in tiny.SPECS.values()}
+    assert {family.name for family in RUN} == tested
+
+
+CONFIGS = {name: {**tiny.BASE, **spec} for name, spec in tiny.SPECS.items()}
+CONFIGS |= {f"{family.name} by default": {"model_type": family.model_types[0], "head_dim": 128} for family in RUN}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_planned_groups_are_those_that_run(name: str) -> None:
+    planned, run = (
+        make_groups(read_spec(CONFIGS[name], families=FAMILIES, planning=planning), "bfloat16") for planning in (True, False)
+    )
+    assert planned == run
+
+
 @pytest.mark.parametrize(
     ("config", "named"),
     [
@@ -117,6 +157,14 @@ def test_gemma3_multimodal_tensor_names_of_both_ages() -> None:
         ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ({"model_type": "gemma3_text", "rope_parameters": {"rope_theta": 1.0}}, "rope_parameters.rope_theta"),
         ({"model_type": "gemma3_text", "hidden_activation": "swish"}, "swish"),
+        ({"model_type": "olmo3", "rope_parameters": {"rope_theta": 1.0}}, "rope_parameters.rope_theta"),
+        ({"model_type": "cohere2", "use_qk_norm": True}, "use_qk_norm"),
+        ({"model_type": "qwen2", "partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        (
+            {"model_type": "phi3", "rope_scaling": {"type": "longrope", "long_factor": [1.0]}},
+            "rope_scaling.rope_type 'longrope'",
+        ),
+        ({"model_type": "phi3", "rope_parameters": {"rope_type": "yarn"}}, "rope_parameters.rope_type 'yarn'"),
     ],
 )
 def test_refusals_name_the_field(config: dict[str, Any], named: str) -> None:
@@ -139,6 +187,7 @@ def test_refusals_name_the_field(config: dict[str, Any], named: str) -> None:
         ({"model_type": "gemma3_text", "sliding_window": None}, "sliding_window"),
         ({"model_type": "gemma3_text", "sliding_window": 0}, "sliding_window"),
         ({"model_type": "gemma3_text", "num_hidden_layers": True}, "num_hidden_layers"),
+        ({"model_type": "smollm3", "no_rope_layers": [1, 0]}, "no_rope_layers names 2 layers"),
     ],
 )
 def test_wrong_values_are_named(config: dict[str, Any], named: str, planning: bool) -> None:
