@@ -6,14 +6,11 @@ Owns class defaults and refusals of the family.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any, Final
 
-from octavo.models.common import DECODER, IGNORED, refuse, typed_layers
+from octavo.models.common import decoder, decoder_options, refuse
 from octavo.models.weights import biased, dense
 from octavo.models.windowed import full_every
-from octavo.spec.decoder import DecoderOptions
-from octavo.spec.family import Family
 from octavo.spec.kind import Config
 
 DEFAULTS: Final = {
@@ -36,38 +33,28 @@ DEFAULTS: Final = {
 """What Transformers' Gemma2Config takes where the file is silent. A cap that is null is no cap."""
 
 
-def normalize(config: Config) -> Config:
-    """Defaults filled in, ``layer_types`` spelled out: every second layer is full."""
+def spell(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Every second layer is full."""
     refuse(config, {"use_bidirectional_attention": (False,)})
-    full = {**DEFAULTS, **config}
-    return {**full, **full_every(2)(full)}
+    return full_every(2)(config)
 
 
 def options(config: Config) -> Mapping[str, Any]:
     """Options of the decoder module."""
-    return asdict(
-        DecoderOptions(
-            hidden_size=int(config["hidden_size"]),
-            intermediate_size=int(config["intermediate_size"]),
-            activation=config["hidden_activation"],
-            norm_eps=float(config["rms_norm_eps"]),
-            norm="offset",
-            placement="sandwich",
-            embed_scale=float(config["hidden_size"]) ** 0.5,
-            tied_embeddings=bool(config["tie_word_embeddings"]),
-            logit_softcap=config["final_logit_softcapping"],
-        )
+    return decoder_options(
+        config,
+        activation=config["hidden_activation"],
+        norm="offset",
+        placement="sandwich",
+        embed_scale=float(config["hidden_size"]) ** 0.5,
+        logit_softcap=config["final_logit_softcapping"],
     )
 
 
-FAMILY = Family(
-    name="gemma2",
-    model_types=("gemma2",),
-    normalize=normalize,
-    layers=typed_layers,
+FAMILY = decoder(
+    "gemma2",
     defaults=DEFAULTS,
-    parameters=dense(layer_norms=4, bias=biased, out_bias=biased),
+    spell=spell,
     options=options,
-    module=DECODER,
-    ignored=IGNORED,
+    parameters=dense(layer_norms=4, bias=biased, out_bias=biased),
 )

@@ -1,16 +1,16 @@
 """The dense Qwen3 family: grouped heads with RMSNorm over each query and key head. Torch-free data.
 
-Owns class defaults and refusals of the family.
+Owns class defaults.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
-from octavo.models.common import DECODER, FULL, IGNORED, SLIDING, decoder_options, typed_layers
+from octavo.models.common import decoder
 from octavo.models.weights import biased, dense, head_norms
-from octavo.spec.family import Family
-from octavo.spec.kind import Config, count
+from octavo.models.windowed import window_if_used
 
 DEFAULTS: Final = {
     "vocab_size": 151936,
@@ -31,26 +31,9 @@ DEFAULTS: Final = {
 """What Transformers' Qwen3Config takes where the file is silent."""
 
 
-def normalize(config: Config) -> Config:
-    """Defaults filled in; a window counts only with ``use_sliding_window``, then from layer ``max_window_layers`` on."""
-    full = {**DEFAULTS, **config, "qk_norm": "scale"}
-    if not full["use_sliding_window"]:
-        full["sliding_window"] = None
-    if not full.get("layer_types"):
-        first = full["max_window_layers"] if full["sliding_window"] is not None else full["num_hidden_layers"]
-        full["layer_types"] = [SLIDING if index >= first else FULL for index in range(count(full, "num_hidden_layers"))]
-    return full
+def spell(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A norm over each head, and a window only where it is used."""
+    return {**window_if_used(config), "qk_norm": "scale"}
 
 
-FAMILY = Family(
-    name="qwen3",
-    model_types=("qwen3",),
-    normalize=normalize,
-    layers=typed_layers,
-    defaults=DEFAULTS,
-    parameters=dense(bias=biased, out_bias=biased, norms=head_norms),
-    options=decoder_options,
-    module=DECODER,
-    names=(),
-    ignored=IGNORED,
-)
+FAMILY = decoder("qwen3", defaults=DEFAULTS, spell=spell, parameters=dense(bias=biased, out_bias=biased, norms=head_norms))
