@@ -77,7 +77,6 @@ class Block(nn.Module):
 
     def forward(self, hidden: Tensor, step: Step, caches: LayerCaches) -> Tensor:
         """hidden [T, d] -> [T, d]."""
-
         mix, mlp = partial(self._mix, step=step, caches=caches), self.mlp
         if self.placement == "parallel":
             normed = self._norm("input", hidden)

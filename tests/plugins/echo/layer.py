@@ -1,6 +1,6 @@
 """The torch layer of echo attention: the projections every attention has, and its own way of mixing.
 
-Owns the mask, which no op of octavo's knows. Sees pages only through the views it is handed.
+Owns its way of mixing. Sees pages only through the views it is handed.
 """
 
 from __future__ import annotations
