@@ -232,3 +232,19 @@ def test_a_checkpoint_at_the_end_of_a_chunk_of_one_token_is_offered_by_its_recei
     assert toy.hit(prompt) == 16
     toy.run()
     toy.assert_all_free()
+
+
+@pytest.mark.parametrize("length", [1, 7, 8, 9, 15, 16, 17, 23, 24, 25])
+@pytest.mark.parametrize("budget", [1, 5, 64])
+def test_nothing_of_an_old_chunk_is_held_behind_its_border(length: int, budget: int) -> None:
+    """Chunked local attention: whatever the prompt and its cutting, a request holds blocks of the open chunk only."""
+    toy = Toy(layout_of(full(), chunked(8)), budget=budget, enable_prefix_caching=False)
+    request = toy.add("a", list(range(length)), max_tokens=12)
+    while toy.scheduler.has_work:
+        toy.step()
+        if not request.finished:
+            computed = toy.cache.computed(request)
+            # The token to be computed next decides: at a border the whole chunk before it is dead, and may lie there until then.
+            open_chunk = (computed - 1) // 8 * 8
+            assert all(block * 4 >= open_chunk for block in toy.pages_of("a", 1)), computed
+    toy.assert_all_free()
