@@ -1,6 +1,6 @@
 """octavo: long-context inference on a hybrid KV cache manager.
 
-Owns the public names. ``LLM`` and its outputs are loaded when first touched, so that ``import octavo`` needs no torch; so is
+Owns the public names. ``LLM``, ``AsyncLLM`` and outputs are loaded when first touched, so that ``import octavo`` needs no torch; so is
 ``plan``, which never needs it.
 """
 
@@ -13,6 +13,7 @@ from octavo.base import CapacityError, ConfigError, OctavoError, UnsupportedErro
 from octavo.sched.sampling import SamplingParams
 
 if TYPE_CHECKING:
+    from octavo.engine.aio import AsyncLLM
     from octavo.engine.llm import LLM
     from octavo.engine.outputs import CompletionOutput, RequestOutput
     from octavo.plan.planner import plan
@@ -21,6 +22,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "CapacityError",
     "CompletionOutput",
     "ConfigError",
@@ -34,6 +36,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "AsyncLLM":
+        return import_module("octavo.engine.aio").AsyncLLM
     if name == "LLM":
         return import_module("octavo.engine.llm").LLM
     if name in ("CompletionOutput", "RequestOutput"):

@@ -244,7 +244,7 @@ def test_nothing_of_an_old_chunk_is_held_behind_its_border(length: int, budget: 
         toy.step()
         if not request.finished:
             computed = toy.cache.computed(request)
-            # The token to be computed next decides: at a border the whole chunk before it is dead, and may lie there until then.
+            # At a border the whole chunk before it is dead, and may lie there until the next token is computed.
             open_chunk = (computed - 1) // 8 * 8
             assert all(block * 4 >= open_chunk for block in toy.pages_of("a", 1)), computed
     toy.assert_all_free()
