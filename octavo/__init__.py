@@ -1,7 +1,7 @@
 """octavo: long-context inference on a hybrid KV cache manager.
 
-Owns the public names. ``LLM``, ``AsyncLLM`` and outputs are loaded when first touched, so that ``import octavo`` needs no torch;
-so is ``plan``, which never needs it.
+Owns the public names. ``LLM``, ``AsyncLLM`` and outputs are loaded when first touched, so that ``import octavo`` needs no
+torch; so is ``plan``, which never needs it.
 """
 
 from __future__ import annotations
