@@ -54,9 +54,12 @@ TIE = 1e-4
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("tiny")
 
+Cases = tuple[tuple[list[int], list[int]], ...]
+"""Prompts and their greedy continuations."""
+
 
 @cache
-def oracle(name: str) -> tuple[tuple[list[int], list[int]], ...]:
+def oracle(name: str) -> Cases:
     """(prompt, greedy continuation) by Transformers, one prompt per length, none of them with a tie."""
     found = []
     for length in LENGTHS:
@@ -164,8 +167,15 @@ def test_all_ways(root: Path, name: str) -> None:
     warm = generate(mixed, prompts)
     assert ids(warm) == expected
     assert [output.num_cached_tokens for output in warm] == [(length - 1) // 16 * 16 for length in LENGTHS]
-    memory = int(max(output.cache_report.peak_bytes for output in alone) * 1.5)
     for caching in (True, False):
-        llm = engine(root, name, kv_memory=memory, max_model_len=128, enable_prefix_caching=caching, max_num_batched_tokens=33)
-        assert ids(generate(llm, prompts)) == expected
-        assert llm.core.scheduler.num_preemptions > 0
+        assert any(preemptions(root, name, cases, alone, share, caching) for share in (1.5, 1.75, 2))
+
+
+def preemptions(
+    root: Path, name: str, cases: Cases, alone: list[RequestOutput], share: float, caching: bool
+) -> int:
+    """How often a request gave way in ``share`` times what one needs; the output is right however often that is."""
+    memory = int(max(output.cache_report.peak_bytes for output in alone) * share)
+    llm = engine(root, name, kv_memory=memory, max_model_len=128, enable_prefix_caching=caching, max_num_batched_tokens=33)
+    assert ids(generate(llm, [prompt for prompt, _ in cases])) == [tokens for _, tokens in cases]
+    return llm.core.scheduler.num_preemptions
