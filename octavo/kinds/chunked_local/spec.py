@@ -18,7 +18,7 @@ class ChunkedLocal(Kind):
 
     name: ClassVar[str] = "chunked_local"
     layer: ClassVar[str] = "octavo.kinds.chunked_local.layer:ChunkedLocalLayer"
-    reference: ClassVar[str] = "octavo.kinds.chunked_local.reference:chunked_attention"
+    reference: ClassVar[str] = "octavo.nn.attention:dense_attention"
 
     attention: AttentionParams
     chunk: int

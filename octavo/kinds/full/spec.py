@@ -18,7 +18,7 @@ class FullAttention(Kind):
 
     name: ClassVar[str] = "full"
     layer: ClassVar[str] = "octavo.kinds.full.layer:FullAttentionLayer"
-    reference: ClassVar[str] = "octavo.kinds.full.reference:full_attention"
+    reference: ClassVar[str] = "octavo.nn.attention:dense_attention"
 
     attention: AttentionParams
 

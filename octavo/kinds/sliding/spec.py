@@ -18,7 +18,7 @@ class SlidingWindow(Kind):
 
     name: ClassVar[str] = "sliding"
     layer: ClassVar[str] = "octavo.kinds.sliding.layer:SlidingWindowLayer"
-    reference: ClassVar[str] = "octavo.kinds.sliding.reference:sliding_window_attention"
+    reference: ClassVar[str] = "octavo.nn.attention:dense_attention"
 
     attention: AttentionParams
     window: int
