@@ -152,11 +152,11 @@ class AltUpDecoder(PerLayerDecoder):
     trunk: ClassVar[type[AltUpTrunk]] = AltUpTrunk
     model: AltUpTrunk
 
-    def forward(self, token_ids: Tensor, step: Step, caches: LayerCaches) -> Tensor:
-        """token_ids int64 [T] -> [T, streams, d], what ``head`` takes."""
-        embedded = self.embed(token_ids)
+    def forward(self, step: Step, caches: LayerCaches) -> Tensor:
+        """The step's tokens -> [T, streams, d], what ``head`` takes."""
+        embedded = self.embed(step.token_ids)
         hidden = self.model.spread(embedded)
-        for layer, small in zip(self.model.layers, self.model.small_inputs(token_ids, embedded), strict=True):
+        for layer, small in zip(self.model.layers, self.model.small_inputs(step.token_ids, embedded), strict=True):
             hidden = layer(hidden, step, caches, small)
         return hidden.transpose(0, 1)
 

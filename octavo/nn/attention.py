@@ -95,8 +95,7 @@ def dense_attention(layer: Attention, hidden: Tensor) -> Tensor:
     """Whole sequence in [T, d], whole sequence out [T, d], one query and head at a time, without a cache: the kinds' oracle."""
     params = layer.params
     count = hidden.shape[0]
-    positions = torch.arange(count, device=hidden.device)
-    step = Step(positions=positions, last=positions[:0])
+    step = Step.alone(count, hidden.device)
     q, (k, v) = layer.queries(hidden, step), layer.keys_values(hidden, step)
     mixed = torch.zeros(count, params.num_heads, params.head_dim, dtype=hidden.dtype, device=hidden.device)
     for query in range(count):

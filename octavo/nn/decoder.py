@@ -131,9 +131,9 @@ class Decoder(nn.Module):
         """Checkpoint tensors that repeat another one and may be absent or present."""
         return {"lm_head.weight": "model.embed_tokens.weight"} if self.options.tied_embeddings else {}
 
-    def forward(self, token_ids: Tensor, step: Step, caches: LayerCaches) -> Tensor:
-        """token_ids int64 [T] -> [T, d], what ``head`` takes."""
-        hidden = self.embed(token_ids)
+    def forward(self, step: Step, caches: LayerCaches) -> Tensor:
+        """The step's tokens -> [T, d], what ``head`` takes."""
+        hidden = self.embed(step.token_ids)
         for layer in self.model.layers:
             hidden = layer(hidden, step, caches)
         return hidden

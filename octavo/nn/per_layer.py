@@ -151,9 +151,9 @@ class PerLayerDecoder(Decoder):
         """As ``Decoder``; and what checkpoints hold of keys and values for layers that read another's."""
         return {**super().tied, **self._unused}
 
-    def forward(self, token_ids: Tensor, step: Step, caches: LayerCaches) -> Tensor:
-        """token_ids int64 [T] -> [T, d], what ``head`` takes."""
-        hidden = self.embed(token_ids)
-        for layer, small in zip(self.model.layers, self.model.small_inputs(token_ids, hidden), strict=True):
+    def forward(self, step: Step, caches: LayerCaches) -> Tensor:
+        """The step's tokens -> [T, d], what ``head`` takes."""
+        hidden = self.embed(step.token_ids)
+        for layer, small in zip(self.model.layers, self.model.small_inputs(step.token_ids, hidden), strict=True):
             hidden = layer(hidden, step, caches, small)
         return hidden

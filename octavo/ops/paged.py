@@ -1,13 +1,21 @@
 """The form in which a step's caches reach a layer: views of pages, and where to read and write in them.
 
-Owns ``FieldView`` (one field of one layer over the arena) and the tensors that ``runner/batch.py`` makes once per step and
-group: ``Writes``, ``RequestRead``, ``DecodeBucket``, ``GroupBatch``. Knows no plan, no law and no kind.
+Owns ``FieldView`` (one field of one layer over the arena), and what ``runner/batch.py`` makes once per step and group, each
+part when a layer first asks for it: ``GroupBatch`` and its parts. Knows no plan, no law and no kind.
+
+There are three ways to use a stream, one for each manner of remembering:
+
+- *attend* (keys and values of tokens): ``CacheView.begin`` → ``batch.decodes`` and ``batch.requests`` → ``CacheView.end``;
+- *roll* (a bounded past that a layer reads whole: windows, open groups, states): ``CacheView.past`` → compute → ``store``;
+- *collect* (entries that stay, one per ``stride`` tokens): ``batch.closed(stride)`` → ``CacheView.store_entries`` → reads by
+  ``batch.locate``.
 
 Rows outside the intervals a step reads may hold anything, NaN included. Whoever gathers them selects them away.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -22,10 +30,11 @@ class FieldView:
     """One field of one stream of one layer in every page of the arena.
 
     data: [starts, heads, entries, ...]: index 0 is any arena unit a page can begin at, so neighbours overlap. Fields without
-        a head axis have heads = 1.
+        a head axis have heads = 1. headed: does an entry have a head axis?
     """
 
     data: Tensor
+    headed: bool = True
 
     def gather(self, pages: Tensor) -> Tensor:
         """Copies of whole pages: int64 [P] unit offsets -> [P, heads, entries, ...]."""
@@ -34,6 +43,11 @@ class FieldView:
     def gather_head(self, pages: Tensor, head: int) -> Tensor:
         """Copies of one head's part of pages: int64 [P] -> [P, entries, ...]."""
         return self.data.select(1, head).index_select(0, pages)
+
+    def take(self, pages: Tensor, rows: Tensor) -> Tensor:
+        """Copies of single entries: row ``rows[i]`` of page ``pages[i]``, int64 of any one shape -> [*shape, *entry]."""
+        found = self.data[pages, :, rows]
+        return found if self.headed else found.squeeze(pages.dim())
 
     def write(self, pages: Tensor, rows: Tensor, values: Tensor) -> None:
         """Store ``values[i]`` ([W, heads, ...]) in row ``rows[i]`` of page ``pages[i]`` (int64 [W] each)."""
@@ -52,6 +66,34 @@ class Writes:
         """Write the chosen tokens of ``values`` [T, heads, ...]."""
         if self.tokens.numel():
             view.write(self.pages, self.rows, values.index_select(0, self.tokens))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Past:
+    """The entries in pages that each request's part of the step needs before its own, one request after another.
+
+    pages, rows, positions: int64 [P]. cuts: R + 1 places; request i's are ``[cuts[i], cuts[i + 1])``, ascending by position.
+    """
+
+    pages: Tensor
+    rows: Tensor
+    positions: Tensor
+    cuts: Sequence[int]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Closed:
+    """The entries of ``stride`` tokens each that the step completes, one request after another.
+
+    tokens: int64 [E], the tokens that close them, by place in the step. numbers: int64 [E]; entry e covers the request's tokens
+    ``[e * stride, (e + 1) * stride)``. cuts: R + 1 places; request i's are ``[cuts[i], cuts[i + 1])``.
+    writes: those that are stored; its ``tokens`` are places among these entries.
+    """
+
+    tokens: Tensor
+    numbers: Tensor
+    cuts: Sequence[int]
+    writes: Writes
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -99,14 +141,56 @@ class DecodeBucket:
     hidden_row: Tensor
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class GroupBatch:
-    """One group's part of a step. ``before`` is written ahead of all reads, ``after`` behind them."""
+class GroupBatch(ABC):
+    """One group's part of a step of R requests. Every part is made when first asked for and then kept for all layers.
 
-    before: Writes
-    after: Writes
-    decodes: Sequence[DecodeBucket]
-    requests: Sequence[RequestRead]
+    block_tokens: tokens of a block. table: int32 [rows, N], the page of every block, a row per request at ``rows`` (int64 [R]).
+    """
+
+    block_tokens: int
+    table: Tensor
+    rows: Tensor
+
+    @property
+    @abstractmethod
+    def before(self) -> Writes:
+        """Tokens stored ahead of all reads of pages."""
+
+    @property
+    @abstractmethod
+    def after(self) -> Writes:
+        """Tokens stored behind all reads: a page may be read as one block and written as another."""
+
+    @property
+    @abstractmethod
+    def stored(self) -> Writes:
+        """``before`` and ``after`` together, ascending by token."""
+
+    @property
+    @abstractmethod
+    def decodes(self) -> Sequence[DecodeBucket]:
+        """Requests of one token that are attended together."""
+
+    @property
+    @abstractmethod
+    def requests(self) -> Sequence[RequestRead]:
+        """All other requests."""
+
+    @property
+    @abstractmethod
+    def past(self) -> Past:
+        """What every request needs before its part. In pages, at the latest, until the first token is stored."""
+
+    @abstractmethod
+    def closed(self, stride: int) -> Closed:
+        """Entries of ``stride`` tokens that end in this step."""
+
+    @abstractmethod
+    def locate(self, requests: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Pages, and tokens' places in their blocks, int64, of tokens at ``positions`` of ``requests`` (int64 of one shape).
+
+        For laws that let nothing go. What lies at negative positions is the request's first entry.
+        """
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -140,3 +224,34 @@ class CacheView:
             for name, made in self.fresh.items():
                 self.batch.after.store(self.fields[name], made)
             self.fresh.clear()
+
+    def past(self) -> dict[str, Tensor]:
+        """Copies of ``batch.past`` by field, [P, *entry]. To be called before ``store``."""
+        where = self.batch.past
+        return {name: view.take(where.pages, where.rows) for name, view in self.fields.items()}
+
+    def store(self, **entries: Tensor) -> None:
+        """Store ``batch.stored``, ending the step for this stream. entries: by field, one row for each of these writes."""
+        writes = self.batch.stored
+        self._write(writes.pages, writes.rows, entries)
+
+    def store_entries(self, stride: int, **entries: Tensor) -> None:
+        """Store the entries of ``batch.closed(stride)``, given by field, one row for each."""
+        writes = self.batch.closed(stride).writes
+        self._write(writes.pages, writes.rows, {name: made.index_select(0, writes.tokens) for name, made in entries.items()})
+
+    def take(self, requests: Tensor, numbers: Tensor, *, stride: int = 1) -> dict[str, Tensor]:
+        """Copies of entries by field, [*shape, *entry]: number ``numbers`` of ``requests``, int64 of one shape.
+
+        For laws that let nothing go. Negative numbers give the request's first entry, for the caller to select away.
+        """
+        pages, places = self.batch.locate(requests, numbers * stride)
+        rows = places // stride
+        return {name: view.take(pages, rows) for name, view in self.fields.items()}
+
+    def _write(self, pages: Tensor, rows: Tensor, entries: Mapping[str, Tensor]) -> None:
+        assert entries.keys() == self.fields.keys(), "all fields of an entry are written together"
+        for name, made in entries.items():
+            assert made.shape[0] == pages.shape[0], "one row for each write"
+            view = self.fields[name]
+            view.write(pages, rows, made.reshape(made.shape[0], view.data.shape[1], *view.data.shape[3:]))

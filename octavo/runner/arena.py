@@ -42,7 +42,7 @@ class Arena:
             (unit // size, slot.entries * entry, entry, *strides),
             slot.offset // size,
         )
-        return FieldView(data)
+        return FieldView(data, headed=slot.field.shard == "heads")
 
     def copy(self, jobs: Iterable[CopyJob]) -> None:
         """Run copy jobs in order."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from octavo.base import NO_PAGE, Interval, blocks_of
 from octavo.nn.step import Step
-from octavo.ops.paged import DecodeBucket, GroupBatch, RequestRead, Writes
+from octavo.ops.paged import Closed, DecodeBucket, GroupBatch, Past, RequestRead, Writes
 from octavo.sched.step import GroupStep, StepPlan
 from octavo.spec.law import Law
 
@@ -29,13 +30,19 @@ def _tensor(values: np.ndarray | Sequence[int], device: torch.device) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)).to(device)
 
 
-def make_step(plan: StepPlan, device: torch.device) -> tuple[Tensor, Step]:
-    """(token ids int64 [T], what all layers share) of a plan."""
+def make_step(plan: StepPlan, device: torch.device) -> Step:
+    """What all layers share of a plan."""
     lengths = np.diff(plan.query_start)
     offsets = np.arange(plan.num_tokens) - np.repeat(plan.query_start[:-1], lengths)
     positions = np.repeat(plan.start, lengths) + offsets
     last = plan.query_start[1:][plan.samples] - 1
-    return _tensor(plan.token_ids, device), Step(positions=_tensor(positions, device), last=_tensor(last, device))
+    return Step(
+        token_ids=_tensor(plan.token_ids, device),
+        positions=_tensor(positions, device),
+        last=_tensor(last, device),
+        cuts=plan.query_start.tolist(),
+        starts=plan.start.tolist(),
+    )
 
 
 def union(intervals: Sequence[Interval]) -> tuple[Interval, ...]:
@@ -57,19 +64,101 @@ def columns(group: GroupStep, blocks: np.ndarray) -> np.ndarray:
     return np.where(blocks < group.fixed, blocks, behind)
 
 
-def make_group(plan: StepPlan, group: GroupStep, law: Law, device: torch.device) -> GroupBatch:
-    """One group's reads and writes. Decodes without a prefix are bucketed, everything else is attended request by request."""
-    lengths = np.diff(plan.query_start)
-    fresh = np.asarray(group.fresh, dtype=bool)
-    stored = np.asarray(group.write_page) != NO_PAGE
-    late = np.repeat(fresh, lengths)
-    # Laws that keep a prefix read from two places, which a bucket's one run of blocks cannot say.
-    together = (lengths == 1) & ~fresh & (not law.prefix)
-    return GroupBatch(
-        before=_writes(group, stored & ~late, device),
-        after=_writes(group, stored & late, device),
-        decodes=_decodes(plan, group, law, np.flatnonzero(together), device),
-        requests=[_request(plan, group, law, int(i), device) for i in np.flatnonzero(~together)],
+class PlannedGroup(GroupBatch):
+    """One group's reads and writes as its step plan has them, each part made when a layer first asks for it."""
+
+    def __init__(self, plan: StepPlan, group: GroupStep, law: Law, device: torch.device) -> None:
+        self._plan, self._group, self._law, self._device = plan, group, law, device
+        self.block_tokens = group.block_tokens
+        lengths = np.diff(plan.query_start)
+        self._fresh = np.asarray(group.fresh, dtype=bool)
+        self._late = np.repeat(self._fresh, lengths)
+        self._is_stored = np.asarray(group.write_page) != NO_PAGE
+        # Laws that keep a prefix read from two places, which a bucket's one run of blocks cannot say.
+        self._together = (lengths == 1) & ~self._fresh & (not law.prefix)
+        self._closed: dict[int, Closed] = {}
+
+    @cached_property
+    def table(self) -> Tensor:  # type: ignore[override]
+        return torch.from_numpy(self._group.table).to(self._device)
+
+    @cached_property
+    def rows(self) -> Tensor:  # type: ignore[override]
+        return _tensor(self._group.rows, self._device)
+
+    @cached_property
+    def before(self) -> Writes:
+        return _writes(self._group, self._is_stored & ~self._late, self._device)
+
+    @cached_property
+    def after(self) -> Writes:
+        return _writes(self._group, self._is_stored & self._late, self._device)
+
+    @cached_property
+    def stored(self) -> Writes:
+        return _writes(self._group, self._is_stored, self._device)
+
+    @cached_property
+    def decodes(self) -> Sequence[DecodeBucket]:
+        """Decodes without a prefix are bucketed, everything else is attended request by request."""
+        return _decodes(self._plan, self._group, self._law, np.flatnonzero(self._together), self._device)
+
+    @cached_property
+    def requests(self) -> Sequence[RequestRead]:
+        alone = np.flatnonzero(~self._together)
+        return [_request(self._plan, self._group, self._law, int(i), self._device) for i in alone]
+
+    @cached_property
+    def past(self) -> Past:
+        return _past(self._plan, self._group, self._law, self._device)
+
+    def closed(self, stride: int) -> Closed:
+        if stride not in self._closed:
+            self._closed[stride] = _close(self._plan, self._group, stride, self._is_stored, self._device)
+        return self._closed[stride]
+
+    def locate(self, requests: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        assert self._law.prefix is None, "only a law that lets nothing go has every block in a column of its own"
+        positions = positions.clamp(min=0)
+        pages = self.table[self.rows[requests], positions // self.block_tokens]
+        return pages.long(), positions % self.block_tokens
+
+
+def _past(plan: StepPlan, group: GroupStep, law: Law, device: torch.device) -> Past:
+    start = plan.start.astype(np.int64)
+    front = start if law.prefix is None else np.minimum(law.prefix, start)
+    low = np.clip(law.first(start), front, start)
+    counts = front + start - low
+    cuts = np.concatenate(([0], np.cumsum(counts)))
+    places = np.arange(cuts[-1]) - np.repeat(cuts[:-1], counts)
+    positions = places + np.repeat(low - front, counts) * (places >= np.repeat(front, counts))
+    rows = np.repeat(np.asarray(group.rows), counts)
+    pages = group.table[rows, columns(group, positions // group.block_tokens)]
+    return Past(
+        pages=_tensor(pages, device),
+        rows=_tensor(positions % group.block_tokens, device),
+        positions=_tensor(positions, device),
+        cuts=cuts.tolist(),
+    )
+
+
+def _close(plan: StepPlan, group: GroupStep, stride: int, stored: np.ndarray, device: torch.device) -> Closed:
+    assert group.block_tokens % stride == 0, "blocks cut no entry"
+    first, stop = plan.start.astype(np.int64) // stride, plan.stop.astype(np.int64) // stride
+    counts = stop - first
+    cuts = np.concatenate(([0], np.cumsum(counts)))
+    numbers = np.arange(cuts[-1]) - np.repeat(cuts[:-1], counts) + np.repeat(first, counts)
+    tokens = (numbers + 1) * stride - 1 - np.repeat(plan.start, counts) + np.repeat(plan.query_start[:-1], counts)
+    kept = np.flatnonzero(stored[tokens])
+    return Closed(
+        tokens=_tensor(tokens, device),
+        numbers=_tensor(numbers, device),
+        cuts=cuts.tolist(),
+        writes=Writes(
+            tokens=_tensor(kept, device),
+            pages=_tensor(group.write_page[tokens[kept]], device),
+            rows=_tensor(group.write_row[tokens[kept]] // stride, device),
+        ),
     )
 
 

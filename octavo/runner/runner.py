@@ -17,7 +17,7 @@ from octavo.nn.decoder import Decoder, LayerCaches, resolve
 from octavo.nn.step import Step
 from octavo.ops.paged import CacheView, FieldView
 from octavo.runner.arena import Arena
-from octavo.runner.batch import make_group, make_step
+from octavo.runner.batch import PlannedGroup, make_step
 from octavo.runner.logits import adjust, slices
 from octavo.runner.logprobs import token_logprobs
 from octavo.runner.sampler import Choice, sample
@@ -112,8 +112,8 @@ class Runner:
         """Copies and layers: hidden states [T, d] of all tokens."""
         assert len(plan.groups) == len(self.layout.groups), "a plan speaks of the layout's groups, in order"
         self.arena.copy(plan.copies)
-        token_ids, step = make_step(plan, self.device)
-        return self.model(token_ids, step, self._caches(plan, step)), step
+        step = make_step(plan, self.device)
+        return self.model(step, self._caches(plan)), step
 
     def _score(self, plan: StepPlan, hidden: Tensor) -> dict[str, list[TokenLogprobs]]:
         """``plan.scored`` by request id. Logits exist for a slice of positions at a time, whatever requests these are of."""
@@ -133,9 +133,9 @@ class Runner:
             plan.request_ids[i]: found[stop - length : stop] for i, stop, length in zip(plan.scored, ends, lengths, strict=True)
         }
 
-    def _caches(self, plan: StepPlan, step: Step) -> LayerCaches:
+    def _caches(self, plan: StepPlan) -> LayerCaches:
         batches = [
-            make_group(plan, group, layout.group.law, self.device)
+            PlannedGroup(plan, group, layout.group.law, self.device)
             for group, layout in zip(plan.groups, self.layout.groups, strict=True)
         ]
         made: dict[tuple[int, str], dict[str, dict[str, Tensor]]] = {}

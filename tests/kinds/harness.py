@@ -17,7 +17,7 @@ from octavo.nn.decoder import build_mixer
 from octavo.nn.step import Caches, Mixer
 from octavo.ops.paged import CacheView, FieldView
 from octavo.runner.arena import Arena
-from octavo.runner.batch import make_group, make_step
+from octavo.runner.batch import PlannedGroup, make_step
 from octavo.sched.step import StepPlan
 from octavo.spec.kind import Kind, LayerSpec, ModelSpec
 from tests.runner.plans import Chunk, PlanMaker, hand_layout
@@ -63,7 +63,7 @@ class Bench:
         """One step: (request, hidden [n, d]) each; returns the outputs [n, d] in the same order."""
         self.poison()
         plan = self.maker.plan([Chunk(request, [0] * hidden.shape[0]) for request, hidden in parts])
-        _, step = make_step(plan, torch.device("cpu"))
+        step = make_step(plan, torch.device("cpu"))
         mixer: Mixer = self.layer  # type: ignore[assignment]
         out = mixer(torch.cat([hidden for _, hidden in parts]), step, self.caches(plan))
         return list(out.split([hidden.shape[0] for _, hidden in parts]))
@@ -73,7 +73,7 @@ class Bench:
         fields: dict[str, dict[str, FieldView]] = {}
         batches = {}
         for group, step in zip(self.layout.groups, plan.groups, strict=True):
-            batch = make_group(plan, step, group.group.law, torch.device("cpu"))
+            batch = PlannedGroup(plan, step, group.group.law, torch.device("cpu"))
             for slot in group.format.slots:
                 name = slot.member.stream.name
                 fields.setdefault(name, {})[slot.field.name] = self.arena.view(slot)

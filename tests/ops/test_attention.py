@@ -14,7 +14,7 @@ from octavo.ops import attention
 from octavo.ops.attention import attend, count_below
 from octavo.ops.paged import CacheView, FieldView
 from octavo.ops.reference import attend_reference
-from octavo.runner.batch import make_group, union
+from octavo.runner.batch import PlannedGroup, union
 from octavo.sched.step import GroupStep, StepPlan
 from octavo.spec.law import Chunk, Everything, Law, SinkWindow, Window
 from tests.runner.plans import GREEDY
@@ -84,7 +84,7 @@ class World:
         copies = tuple(FieldView(view.data.clone()) for view in self.views)
         naive = attend_reference(self.q, self.k, self.v, copies, self.plan, self.group, **rule)
         view = CacheView(
-            fields=dict(zip("kv", self.views, strict=True)), batch=make_group(self.plan, self.group, self.law, CPU)
+            fields=dict(zip("kv", self.views, strict=True)), batch=PlannedGroup(self.plan, self.group, self.law, CPU)
         )
         fast = attend(self.q, self.k, self.v, view, **rule)
         same = all(torch.equal(a.data.nan_to_num(7.5), b.data.nan_to_num(7.5)) for a, b in zip(self.views, copies, strict=True))
@@ -159,7 +159,7 @@ def test_layers_that_share_see_what_the_first_made_and_the_last_stores_it(seed: 
     options = {"block": block, "heads": 2, "shared": 2, "dim": 4, "decode": 0.3}
     first, *others = (World(seed, law=Window(window), **options) for _ in range(3))
     views = dict(zip("kv", first.views, strict=True))
-    batch, fresh = make_group(first.plan, first.group, first.law, CPU), {}
+    batch, fresh = PlannedGroup(first.plan, first.group, first.law, CPU), {}
     for layer, world in enumerate((first, *others)):
         world.q = torch.randn(first.q.shape, generator=torch.Generator().manual_seed(layer), dtype=torch.float64)
         naive = attend_reference(
