@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from tests import tiny_compressed, tiny_delta, tiny_latent, tiny_ssm
+
 VOCAB = 384
 FULL, SLIDING = "full_attention", "sliding_attention"
 BASE = MappingProxyType(
@@ -280,6 +282,10 @@ SPECS = MappingProxyType(
             "attn_temperature_tuning": False,
             "attention_bias": True,
         },
+        **tiny_latent.SPECS,
+        **tiny_compressed.SPECS,
+        **tiny_ssm.SPECS,
+        **tiny_delta.SPECS,
     }
 )
 """Name -> config beyond ``BASE``. The first of each family carries its name."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from octavo import LLM, RequestOutput, SamplingParams
-from tests import tiny
+from tests import tiny, tiny_compressed, tiny_delta, tiny_latent, tiny_ssm
 
 THOROUGH = ("llama", "qwen3", "gemma3")
 """Families that go through every case by itself; all others go through ``test_all_ways``."""
@@ -43,6 +43,10 @@ OTHERS = (
     "gpt_oss",
     "llama4",
     "llama4_plain",
+    *tiny_latent.SPECS,
+    *tiny_compressed.SPECS,
+    *tiny_ssm.SPECS,
+    *tiny_delta.SPECS,
 )
 LENGTHS = (1, 5, 17, 40, 63, 100)
 COUNT = 24
@@ -166,7 +170,8 @@ def test_all_ways(root: Path, name: str) -> None:
     assert ids(generate(mixed, prompts)) == expected
     warm = generate(mixed, prompts)
     assert ids(warm) == expected
-    assert [output.num_cached_tokens for output in warm] == [(length - 1) // 16 * 16 for length in LENGTHS]
+    unit = mixed.core.scheduler.cache.layout.hash_unit
+    assert [output.num_cached_tokens for output in warm] == [(length - 1) // unit * unit for length in LENGTHS]
     for caching in (True, False):
         assert any(preemptions(root, name, cases, alone, share, caching) for share in (1.5, 1.75, 2))
 
