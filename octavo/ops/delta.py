@@ -22,8 +22,8 @@ def gated_delta(
     """``S = exp(log_decay) S; S = S + k (beta (v - S^T k))^T; out = S^T q``.
 
     ``q``, ``k`` [T, Hk, Dk] as they are multiplied (normalised and scaled); ``v`` [T, H, Dv], head j with key
-    head j Hk // H; ``log_decay`` <= 0, [T, H] or [T, H, Dk]; ``beta`` [T, H]; ``state`` [R, H, Dk, Dv]. Returns out [T, H, Dv] and the
-    states [E, H, Dk, Dv], both in float32, or float64 where anything given is.
+    head j Hk // H; ``log_decay`` <= 0, [T, H] or [T, H, Dk]; ``beta`` [T, H]; ``state`` [R, H, Dk, Dv]. Returns out
+    [T, H, Dv] and the states [E, H, Dk, Dv], both in float32, or float64 where anything given is.
     """
     dtype = work_dtype(q, k, v, log_decay, beta, state)
     return scan(_KERNEL, (q, k, v, log_decay, beta), state, ragged, out_shape=v.shape[1:], dtype=dtype)

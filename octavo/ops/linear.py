@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from octavo.ops.ragged import LOG_ZERO, Inputs, Kernel
+from octavo.ops.ragged import LOG_ZERO, Inputs, Kernel, Ragged, scan, work_dtype
 
 CHUNK = 64
-_RECURRENCE_CHUNK = 256
+_RECURRENCE_WIDTH = 16
 
 
 def cumulative(log_decay: Tensor) -> Tensor:
@@ -61,3 +62,85 @@ def decayed_step(inputs: Inputs, state: Tensor) -> tuple[Tensor, Tensor]:
 
 
 DECAYED = Kernel(chunk=decayed_chunk, step=decayed_step, size=CHUNK)
+
+
+def lightning(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor, ragged: Ragged) -> tuple[Tensor, Tensor]:
+    """Lightning attention: ``S = exp(log_decay) S + k v^T; out = S^T q``.
+
+    ``q``, ``k`` [T, H, Dk], ``v`` [T, H, Dv], ``log_decay`` [H] <= 0 the same for all tokens, ``state`` [R, H, Dk, Dv].
+    Returns out [T, H, Dv] and the states [E, H, Dk, Dv], both in float32, or float64 where anything given is.
+    """
+    dtype = work_dtype(q, k, v, log_decay, state)
+    inputs = (q, k, v, log_decay.expand(*v.shape[:2]))
+    out, emitted = scan(DECAYED, inputs, state.mT, ragged, out_shape=v.shape[1:], dtype=dtype)
+    return out, emitted.mT
+
+
+def linear_attention(
+    q: Tensor, k: Tensor, v: Tensor, state: tuple[Tensor, Tensor], ragged: Ragged, *, eps: float = 1e-6
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """``S = S + f(k) v^T; z = z + f(k); out = S^T f(q) / (z f(q) + eps)`` with the feature map f(x) = elu(x) + 1.
+
+    ``q``, ``k`` [T, H, Dk], ``v`` [T, H, Dv], ``state`` S [R, H, Dk, Dv] and z [R, H, Dk]. Returns out [T, H, Dv] and the
+    states [E, H, Dk, Dv] and [E, H, Dk], all in float32, or float64 where anything given is.
+    """
+    dtype = work_dtype(q, k, v, *state)
+
+    def features(inputs: Inputs) -> Inputs:
+        q, k, v = inputs
+        # z is what S would be for a value that is always 1, so it is carried as one more row of it.
+        values = functional.pad(v, (0, 1), value=1.0)
+        return functional.elu(q) + 1, functional.elu(k) + 1, values, values.new_zeros(1, 1).expand(values.shape[:2])
+
+    def normalised(out: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
+        return out[..., :-1] / (out[..., -1:] + eps), after
+
+    kernel = Kernel(
+        chunk=lambda inputs, now: normalised(*decayed_chunk(features(inputs), now)),
+        step=lambda inputs, now: normalised(*decayed_step(features(inputs), now)),
+        size=CHUNK,
+    )
+    whole = torch.cat([state[0].to(dtype).mT, state[1].to(dtype)[..., None, :]], dim=-2)
+    out, emitted = scan(kernel, (q, k, v), whole, ragged, out_shape=v.shape[1:], dtype=dtype)
+    return out, (emitted[..., :-1, :].mT, emitted[..., -1, :])
+
+
+def linear_recurrence(a: Tensor, b: Tensor, state: Tensor, ragged: Ragged) -> tuple[Tensor, Tensor]:
+    """``h = a h + b``, elementwise: the core of RG-LRU.
+
+    ``a`` in [0, 1] (0 forgets, as at a first token) and ``b`` [T, W], ``state`` [R, W]. Returns h after every token [T, W]
+    and the states [E, W], both in float32, or float64 where anything given is.
+    """
+    return scan(_RECURRENCE, (a, b), state, ragged, out_shape=b.shape[1:], dtype=work_dtype(a, b, state))
+
+
+def recur(decay: Tensor, push: Tensor, state: Tensor, *, width: int) -> Tensor:
+    """All states of ``h = decay h + push`` [L, ...]. Overwrites ``decay`` and ``push`` [L, ...], both contiguous.
+
+    Blocks of ``width`` tokens are scanned side by side from zero, and then what each begins with is added, block after
+    block: about width + L / width operations instead of L. A width of 1 is the plain loop: less arithmetic, for states
+    large enough to fill an operation.
+    """
+    tokens = len(push)
+    whole = tokens - tokens % width
+    blocks, decays = push[:whole].unflatten(0, (-1, width)), decay[:whole].unflatten(0, (-1, width))
+    for i in range(1, width):
+        blocks[:, i].addcmul_(decays[:, i], blocks[:, i - 1])
+        decays[:, i].mul_(decays[:, i - 1])
+    for block, kept in zip((*blocks, *push[whole:, None]), (*decays, *decay[whole:, None]), strict=True):
+        block.addcmul_(kept, state)
+        state = block[-1]
+    return push
+
+
+def _recurrence_chunk(inputs: Inputs, state: Tensor) -> tuple[Tensor, Tensor]:
+    states = recur(inputs[0].clone(), inputs[1].clone(), state, width=_RECURRENCE_WIDTH)
+    return states, states[-1]
+
+
+def _recurrence_step(inputs: Inputs, state: Tensor) -> tuple[Tensor, Tensor]:
+    after = torch.addcmul(inputs[1], inputs[0], state)
+    return after, after
+
+
+_RECURRENCE = Kernel(chunk=_recurrence_chunk, step=_recurrence_step, size=_RECURRENCE_WIDTH**2)

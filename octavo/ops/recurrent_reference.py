@@ -40,6 +40,19 @@ def causal_conv(x: Tensor, past: Tensor, weight: Tensor, bias: Tensor | None, ra
     return _walk(update, past, ragged)
 
 
+def selective_scan(
+    u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor, ragged: Ragged
+) -> tuple[Tensor, Tensor]:
+    """See ``ops.ssm``."""
+    u, dt, a, b, c = (t.double() for t in (u, dt, a, b, c))
+
+    def update(token: int, h: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.exp(torch.einsum("i,in->in", dt[token], a)) * h + torch.outer(dt[token] * u[token], b[token])
+        return h @ c[token], h
+
+    return _walk(update, state, ragged)
+
+
 def ssd_scan(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor, ragged: Ragged) -> tuple[Tensor, Tensor]:
     """See ``ops.ssm``."""
     x, dt, a, b, c = (t.double() for t in (x, dt, a, b, c))
@@ -75,5 +88,50 @@ def gated_delta(
             state[head] = kept + torch.outer(k[token, key], beta[token, head] * missing)
             out[head] = state[head].T @ q[token, key]
         return out, state
+
+    return _walk(update, state, ragged)
+
+
+def lightning(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor, ragged: Ragged) -> tuple[Tensor, Tensor]:
+    """See ``ops.linear``."""
+    q, k, v, log_decay = (t.double() for t in (q, k, v, log_decay))
+
+    def update(token: int, state: Tensor) -> tuple[Tensor, Tensor]:
+        heads = range(len(log_decay))
+        after = [torch.exp(log_decay[h]) * state[h] + torch.outer(k[token, h], v[token, h]) for h in heads]
+        return torch.stack([after[h].T @ q[token, h] for h in heads]), torch.stack(after)
+
+    return _walk(update, state, ragged)
+
+
+def linear_attention(
+    q: Tensor, k: Tensor, v: Tensor, state: tuple[Tensor, Tensor], ragged: Ragged, *, eps: float = 1e-6
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """See ``ops.linear``."""
+    q, k, v = (t.double() for t in (q, k, v))
+    width = v.shape[2]
+
+    def feature(x: Tensor) -> Tensor:
+        return torch.where(x > 0, x + 1, torch.exp(x))
+
+    def update(token: int, state: Tensor) -> tuple[Tensor, Tensor]:
+        after, outs = state.clone(), []
+        for head in range(len(state)):
+            key, query = feature(k[token, head]), feature(q[token, head])
+            after[head, :, :width] += torch.outer(key, v[token, head])
+            after[head, :, width] += key
+            outs.append(after[head, :, :width].T @ query / (after[head, :, width] @ query + eps))
+        return torch.stack(outs), after
+
+    out, emitted = _walk(update, torch.cat([state[0], state[1][..., None]], dim=-1), ragged)
+    return out, (emitted[..., :width], emitted[..., width])
+
+
+def linear_recurrence(a: Tensor, b: Tensor, state: Tensor, ragged: Ragged) -> tuple[Tensor, Tensor]:
+    """See ``ops.linear``."""
+
+    def update(token: int, h: Tensor) -> tuple[Tensor, Tensor]:
+        h = a[token].double() * h + b[token].double()
+        return h, h
 
     return _walk(update, state, ragged)

@@ -8,8 +8,39 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from octavo.ops.linear import DECAYED
-from octavo.ops.ragged import Ragged, scan, work_dtype
+from octavo.ops.linear import DECAYED, recur
+from octavo.ops.ragged import Inputs, Kernel, Ragged, scan, work_dtype
+
+# Mamba-1 has no form in matrix products: a chunk holds its states, so it should fit a cache.
+_CHUNK = 32
+_WIDTH = 1
+
+
+def selective_scan(
+    u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor, ragged: Ragged
+) -> tuple[Tensor, Tensor]:
+    """Mamba-1: ``h = exp(dt a) h + dt u b^T; y = h c``, with a decay per channel and state.
+
+    ``u`` and ``dt`` > 0 [T, I], ``a`` [I, N] < 0, ``b`` and ``c`` [T, N], ``state`` [R, I, N]. Returns ``y`` [T, I] and the
+    states [E, I, N], both in float32, or float64 where anything given is.
+    """
+    dtype = work_dtype(u, dt, a, b, c, state)
+    rate = a.to(dtype)
+
+    def discretise(inputs: Inputs) -> tuple[Tensor, Tensor]:
+        u, dt, b, _ = inputs
+        return (dt[..., None] * rate).exp_(), (dt * u)[..., None] * b[:, None]
+
+    def chunk(inputs: Inputs, state: Tensor) -> tuple[Tensor, Tensor]:
+        states = recur(*discretise(inputs), state, width=_WIDTH)
+        return (states @ inputs[3][..., None])[..., 0], states[-1]
+
+    def step(inputs: Inputs, state: Tensor) -> tuple[Tensor, Tensor]:
+        decay, push = discretise(inputs)
+        after = push.addcmul_(decay, state)
+        return (after @ inputs[3][..., None])[..., 0], after
+
+    return scan(Kernel(chunk=chunk, step=step, size=_CHUNK), (u, dt, b, c), state, ragged, out_shape=u.shape[1:], dtype=dtype)
 
 
 def ssd_scan(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor, ragged: Ragged) -> tuple[Tensor, Tensor]:

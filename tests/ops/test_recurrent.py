@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from octavo.ops import conv, delta, recurrent_reference, ssm
+from octavo.ops import conv, delta, linear, recurrent_reference, ssm
 from octavo.ops.ragged import Ragged
 
-# Takes per-token tensors, states (a tuple), and the requests; returns out and a tuple of emitted states.
-Run = Callable[[dict[str, Tensor], tuple[Tensor, ...], Ragged], tuple[Tensor, tuple[Tensor, ...]]]
+# Outputs, and the emitted states, one tensor per state.
+Result = tuple[Tensor, list[Tensor]]
 LENGTHS = (1, 2, 63, 64, 65, 130)
 DECAYS = {"weak": 1e-3, "middling": 0.3, "strong": 20.0}
 
@@ -45,6 +45,9 @@ class Case:
         match self.name:
             case "causal_conv":
                 return {"x": self.normal(t, 6)}, {"weight": self.normal(6, 4), "bias": self.normal(6)}, (self.normal(r, 6, 3),)
+            case "selective_scan":
+                moving = {"u": self.normal(t, 6), "dt": -self.decay(t, 6), "b": self.normal(t, 5), "c": self.normal(t, 5)}
+                return moving, {"a": -torch.rand((6, 5), generator=self.draw, dtype=torch.float64)}, (self.normal(r, 6, 5),)
             case "ssd_scan":
                 moving = {
                     "x": self.normal(t, 4, 3),
@@ -59,32 +62,41 @@ class Case:
             case "channel_delta":
                 moving = {"q": self.unit(t, 4, 6), "k": self.unit(t, 4, 6), "v": self.normal(t, 4, 5)}
                 return {**moving, "log_decay": self.decay(t, 4, 6), "beta": 2 * beta}, {}, (self.normal(r, 4, 6, 5),)
+            case "lightning":
+                moving = {"q": self.unit(t, 4, 6), "k": self.unit(t, 4, 6), "v": self.normal(t, 4, 5)}
+                return moving, {"log_decay": self.strength * torch.tensor([-0.1, -0.5, -1, -1])}, (self.normal(r, 4, 6, 5),)
+            case "linear_attention":
+                moving = {"q": self.normal(t, 4, 6), "k": self.normal(t, 4, 6), "v": self.normal(t, 4, 5)}
+                return moving, {}, (self.normal(r, 4, 6, 5), self.normal(r, 4, 6).abs())
+            case "linear_recurrence":
+                return {"a": self.decay(t, 9).exp(), "b": self.normal(t, 9)}, {}, (self.normal(r, 9),)
         raise AssertionError(self.name)
 
 
-MODULES: dict[str, tuple[Any, str]] = {
-    "causal_conv": (conv, "causal_conv"),
-    "ssd_scan": (ssm, "ssd_scan"),
-    "gated_delta": (delta, "gated_delta"),
-    "channel_delta": (delta, "gated_delta"),
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "causal_conv": conv.causal_conv,
+    "selective_scan": ssm.selective_scan,
+    "ssd_scan": ssm.ssd_scan,
+    "gated_delta": delta.gated_delta,
+    "channel_delta": delta.gated_delta,
+    "lightning": linear.lightning,
+    "linear_attention": linear.linear_attention,
+    "linear_recurrence": linear.linear_recurrence,
 }
-STATE_ARGUMENTS = {"causal_conv": ("past",)}
 
 
-def call(
-    module: Any, name: str, inputs: dict[str, Tensor], states: Sequence[Tensor], ragged: Ragged
-) -> tuple[Tensor, list[Tensor]]:
-    names = STATE_ARGUMENTS.get(name, ("state",))
-    out, emitted = getattr(module, MODULES[name][1])(**inputs, **dict(zip(names, states, strict=True)), ragged=ragged)
+def call(function: Callable[..., Any], inputs: dict[str, Tensor], states: Sequence[Tensor], ragged: Ragged) -> Result:
+    name = "past" if function.__name__ == "causal_conv" else "state"
+    out, emitted = function(**inputs, **{name: tuple(states) if len(states) > 1 else states[0]}, ragged=ragged)
     return out, [emitted] if isinstance(emitted, Tensor) else list(emitted)
 
 
-def fast(name: str, inputs: dict[str, Tensor], states: Sequence[Tensor], ragged: Ragged) -> tuple[Tensor, list[Tensor]]:
-    return call(MODULES[name][0], name, inputs, states, ragged)
+def fast(name: str, inputs: dict[str, Tensor], states: Sequence[Tensor], ragged: Ragged) -> Result:
+    return call(FUNCTIONS[name], inputs, states, ragged)
 
 
-def naive(name: str, inputs: dict[str, Tensor], states: Sequence[Tensor], ragged: Ragged) -> tuple[Tensor, list[Tensor]]:
-    return call(recurrent_reference, name, inputs, states, ragged)
+def naive(name: str, inputs: dict[str, Tensor], states: Sequence[Tensor], ragged: Ragged) -> Result:
+    return call(getattr(recurrent_reference, FUNCTIONS[name].__name__), inputs, states, ragged)
 
 
 def layout(lengths: Sequence[int], rng: random.Random) -> Ragged:
@@ -95,7 +107,7 @@ def layout(lengths: Sequence[int], rng: random.Random) -> Ragged:
     return Ragged(starts=(0, *accumulate(lengths)), emits=emits)
 
 
-def assert_close(got: tuple[Tensor, list[Tensor]], want: tuple[Tensor, list[Tensor]], tolerance: float) -> None:
+def assert_close(got: Result, want: Result, tolerance: float) -> None:
     for a, b in zip((got[0], *got[1]), (want[0], *want[1]), strict=True):
         assert a.shape == b.shape
         assert torch.isfinite(a).all()
@@ -104,7 +116,7 @@ def assert_close(got: tuple[Tensor, list[Tensor]], want: tuple[Tensor, list[Tens
 
 @pytest.mark.parametrize("strength", DECAYS.values(), ids=DECAYS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", FUNCTIONS)
 def test_chunked_is_naive(name: str, dtype: torch.dtype, strength: float) -> None:
     lengths = (*LENGTHS, 1, 1)
     ragged = layout(lengths, random.Random(f"{name}{strength}"))
@@ -115,7 +127,7 @@ def test_chunked_is_naive(name: str, dtype: torch.dtype, strength: float) -> Non
     assert_close(got, naive(name, inputs, [s.to(dtype) for s in states], ragged), 2e-5 if dtype == torch.float32 else 1e-10)
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("wanted", [True, False], ids=["emitted", "not emitted"])
 def test_decodes_alone_are_one_update(name: str, wanted: bool) -> None:
     ragged = Ragged(starts=range(6), emits=[(1,) if wanted or i == 2 else () for i in range(5)])
@@ -123,7 +135,7 @@ def test_decodes_alone_are_one_update(name: str, wanted: bool) -> None:
     assert_close(fast(name, moving | fixed, states, ragged), naive(name, moving | fixed, states, ragged), 1e-10)
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("cut", [1, 50, 64, 128, 149])
 def test_two_parts_are_one(name: str, cut: int) -> None:
     """And the state at the cut does not depend on whether the part ends there."""
@@ -137,7 +149,7 @@ def test_two_parts_are_one(name: str, cut: int) -> None:
     assert_close((torch.cat([out_1, out_2]), stacked), (whole_out, whole), 1e-10)
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", FUNCTIONS)
 def test_given_tensors_stay_as_they_are(name: str) -> None:
     ragged = layout((1, 70, 1), random.Random(1))
     moving, fixed, states = Case(name, 0.3).build(72, 3)
@@ -146,11 +158,11 @@ def test_given_tensors_stay_as_they_are(name: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, (*moving.values(), *states), strict=True))
 
 
-@pytest.mark.parametrize("name", ["ssd_scan", "gated_delta", "channel_delta"])
+@pytest.mark.parametrize("name", ["selective_scan", "ssd_scan", "gated_delta", "channel_delta"])
 def test_decay_beyond_any_float_forgets(name: str) -> None:
     """A log decay of -inf for one token, and -20 for all the others of a chunk: zeros, and no NaN."""
     moving, fixed, states = Case(name, 0.3, seed=3).build(64, 1)
-    if name == "ssd_scan":
+    if "dt" in moving:
         moving["dt"] = torch.full_like(moving["dt"], 20.0)
     else:
         moving["log_decay"] = torch.full_like(moving["log_decay"], -20.0)
