@@ -64,11 +64,14 @@ def decayed_step(inputs: Inputs, state: Tensor) -> tuple[Tensor, Tensor]:
 DECAYED = Kernel(chunk=decayed_chunk, step=decayed_step, size=CHUNK)
 
 
-def lightning(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor, ragged: Ragged) -> tuple[Tensor, Tensor]:
-    """Lightning attention: ``S = exp(log_decay) S + k v^T; out = S^T q``.
+def decayed_attention(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor, ragged: Ragged
+) -> tuple[Tensor, Tensor]:
+    """``S = exp(log_decay) S + k v^T; out = S^T q``: linear attention with a decay per head.
 
-    ``q``, ``k`` [T, H, Dk], ``v`` [T, H, Dv], ``log_decay`` [H] <= 0 the same for all tokens, ``state`` [R, H, Dk, Dv].
-    Returns out [T, H, Dv] and the states [E, H, Dk, Dv], both in float32, or float64 where anything given is.
+    ``q``, ``k`` [T, H, Dk], ``v`` [T, H, Dv], ``log_decay`` <= 0, [H] where it is the same for all tokens (lightning
+    attention), or [T, H]; ``state`` [R, H, Dk, Dv]. Returns out [T, H, Dv] and the states [E, H, Dk, Dv], both in float32, or
+    float64 where anything given is.
     """
     dtype = work_dtype(q, k, v, log_decay, state)
     inputs = (q, k, v, log_decay.expand(*v.shape[:2]))
@@ -76,10 +79,11 @@ def lightning(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor,
     return out, emitted.mT
 
 
-def linear_attention(
+def feature_attention(
     q: Tensor, k: Tensor, v: Tensor, state: tuple[Tensor, Tensor], ragged: Ragged, *, eps: float = 1e-6
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """``S = S + f(k) v^T; z = z + f(k); out = S^T f(q) / (z f(q) + eps)`` with the feature map f(x) = elu(x) + 1.
+    """``S = S + f(k) v^T; z = z + f(k); out = S^T f(q) / (z f(q) + eps)`` with the feature map f(x) = elu(x) + 1: plain
+    linear attention.
 
     ``q``, ``k`` [T, H, Dk], ``v`` [T, H, Dv], ``state`` S [R, H, Dk, Dv] and z [R, H, Dk]. Returns out [T, H, Dv] and the
     states [E, H, Dk, Dv] and [E, H, Dk], all in float32, or float64 where anything given is.

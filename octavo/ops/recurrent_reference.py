@@ -92,7 +92,9 @@ def gated_delta(
     return _walk(update, state, ragged)
 
 
-def lightning(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor, ragged: Ragged) -> tuple[Tensor, Tensor]:
+def decayed_attention(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor, ragged: Ragged
+) -> tuple[Tensor, Tensor]:
     """See ``ops.linear``."""
     q, k, v, log_decay = (t.double() for t in (q, k, v, log_decay))
 
@@ -104,7 +106,7 @@ def lightning(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor,
     return _walk(update, state, ragged)
 
 
-def linear_attention(
+def feature_attention(
     q: Tensor, k: Tensor, v: Tensor, state: tuple[Tensor, Tensor], ragged: Ragged, *, eps: float = 1e-6
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """See ``ops.linear``."""

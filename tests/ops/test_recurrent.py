@@ -62,10 +62,10 @@ class Case:
             case "channel_delta":
                 moving = {"q": self.unit(t, 4, 6), "k": self.unit(t, 4, 6), "v": self.normal(t, 4, 5)}
                 return {**moving, "log_decay": self.decay(t, 4, 6), "beta": 2 * beta}, {}, (self.normal(r, 4, 6, 5),)
-            case "lightning":
+            case "decayed_attention":
                 moving = {"q": self.unit(t, 4, 6), "k": self.unit(t, 4, 6), "v": self.normal(t, 4, 5)}
                 return moving, {"log_decay": self.strength * torch.tensor([-0.1, -0.5, -1, -1])}, (self.normal(r, 4, 6, 5),)
-            case "linear_attention":
+            case "feature_attention":
                 moving = {"q": self.normal(t, 4, 6), "k": self.normal(t, 4, 6), "v": self.normal(t, 4, 5)}
                 return moving, {}, (self.normal(r, 4, 6, 5), self.normal(r, 4, 6).abs())
             case "linear_recurrence":
@@ -79,8 +79,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "ssd_scan": ssm.ssd_scan,
     "gated_delta": delta.gated_delta,
     "channel_delta": delta.gated_delta,
-    "lightning": linear.lightning,
-    "linear_attention": linear.linear_attention,
+    "decayed_attention": linear.decayed_attention,
+    "feature_attention": linear.feature_attention,
     "linear_recurrence": linear.linear_recurrence,
 }
 
