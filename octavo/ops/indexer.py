@@ -1,0 +1,92 @@
+"""Index scores and the choice of the entries that sparse attention reads (DeepSeek-V3.2's lightning indexer, and V4's).
+
+Owns ``index_scores``, ``choose`` and ``select``. Knows no pages and no rotation: queries and keys come as they are to be
+multiplied, their entries numbered from 0.
+
+A choice is a function of the scores alone. Scores are often exactly equal, since the ReLU makes zeros of all that is negative;
+torch's top-k breaks such ties differently for every length, so the lowest number wins here, always.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+TILE_PRODUCTS = 1 << 22
+"""Most products (queries x heads x keys) that exist at once."""
+
+TILE_SCORES = 1 << 24
+"""Most scores (queries x keys) that exist at once, as long as a tile has one query."""
+
+
+def index_scores(q: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
+    """``sum_h weights[h] * relu(q[h] . key)`` of every query and key (DeepSeek-V3.2, equation 1), in tiles of both.
+
+    q: [n, H, D]. weights: [n, H], all constant factors included. keys: [L, D], or [n, L, D] where each query has its own.
+    Returns [n, L] in float32, or float64 where q is: a score for each, whoever may be chosen.
+    """
+    wide = torch.promote_types(q.dtype, torch.float32)
+    count, heads, dim = q.shape
+    total = keys.shape[-2]
+    q, weights = q.to(wide), weights.to(wide)
+    scores = q.new_empty(count, total)
+    queries = max(1, min(count, TILE_PRODUCTS // (heads * max(1, min(total, 4096)))))
+    length = max(1, TILE_PRODUCTS // (heads * queries))
+    for first in range(0, count, queries):
+        mine = slice(first, first + queries)
+        for low in range(0, total, length):
+            part = slice(low, low + length)
+            if keys.dim() == 3:
+                products = q[mine] @ keys[mine, part].to(wide).transpose(1, 2)
+            else:
+                products = (q[mine].reshape(-1, dim) @ keys[part].to(wide).T).view(-1, heads, min(total - low, length))
+            scores[mine, part] = (weights[mine, None] @ products.relu_())[:, 0]
+    return scores
+
+
+def choose(scores: Tensor, visible: Tensor, k: int) -> Tensor:
+    """The ``k`` highest of each query's visible scores; of equal ones those with the lowest number.
+
+    scores: [n, L], overwritten. visible: int64 [n]; query i sees entries ``[0, visible[i])``, whatever lies behind them.
+    Returns int64 [n, min(k, L)]: ascending numbers, then -1 where fewer are visible.
+    """
+    total = scores.shape[1]
+    width = min(k, total)
+    places = torch.arange(total, device=scores.device)
+    if width == total:
+        return torch.where(places < visible[:, None], places, -1)
+    scores.masked_fill_(places >= visible[:, None], float("-inf"))
+    best, numbers = scores.topk(width, dim=-1)
+    least = best[:, -1:]
+    if bool(((scores >= least).sum(dim=-1) > width).logical_and_(visible > width).any()):
+        numbers = _by_number(scores, least, width)
+    seen = numbers < visible[:, None]
+    ordered = numbers.masked_fill(~seen, total).sort(dim=-1).values
+    return ordered.masked_fill_(ordered == total, -1)
+
+
+def _by_number(scores: Tensor, least: Tensor, width: int) -> Tensor:
+    """All above ``least`` [n, 1] and the first that equal it: [n, width] ascending, with as many as there are."""
+    above, equal = scores > least, scores == least
+    room = width - above.sum(dim=-1, keepdim=True)
+    taken = above | (equal & (equal.cumsum(dim=-1) <= room))
+    assert bool((taken.sum(dim=-1) == width).all()), "a score is not a number"
+    return taken.nonzero()[:, 1].view(-1, width)
+
+
+def select(q: Tensor, weights: Tensor, keys: Tensor, visible: Tensor, k: int) -> Tensor:
+    """``choose`` of ``index_scores``, in tiles of queries, none of which has more keys than its last query sees.
+
+    visible must not decrease where keys are [L, D]. Returns int64 [n, min(k, L)].
+    """
+    count, total = q.shape[0], keys.shape[-2]
+    chosen = visible.new_full((count, min(k, total)), -1)
+    if k >= total:
+        return choose(q.new_empty(count, total), visible, k)
+    tile = max(1, TILE_SCORES // total)
+    for first in range(0, count, tile):
+        mine = slice(first, first + tile)
+        own = keys[mine] if keys.dim() == 3 else keys[: int(visible[mine][-1])]
+        found = choose(index_scores(q[mine], weights[mine], own), visible[mine], k)
+        chosen[mine, : found.shape[1]] = found
+    return chosen
