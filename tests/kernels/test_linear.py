@@ -1,0 +1,69 @@
+"""Products of few rows against the slow ones, on every instruction set this machine has."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from octavo.kernels import reference
+from octavo.kernels.library import levels, library
+from octavo.kernels.linear import GATES, gated, linear, takes
+
+pytestmark = pytest.mark.skipif(not levels(), reason="no compiled kernels")
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+
+
+@pytest.mark.parametrize("isa", levels())
+@settings(max_examples=30, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    rows=st.integers(1, 33),
+    size=st.sampled_from([32, 96, 640]),
+    outputs=st.sampled_from([1, 7, 33, 256, 700]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    bias=st.booleans(),
+    activation=st.sampled_from([None, *GATES]),
+)
+def test_linear_and_gated(
+    isa: str, seed: int, rows: int, size: int, outputs: int, dtype: torch.dtype, bias: bool, activation: str | None
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+
+    def some(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).to(dtype)
+
+    x, weight = some(rows, 2 * size)[:, size:], some(outputs, size) / size**0.5
+    if activation is None:
+        b = some(outputs) if bias else None
+        fast, slow = linear(x, weight, b, kernels=library(isa)), reference.linear(x, weight, b)
+    else:
+        up = some(outputs, size) / size**0.5
+        fast, slow = gated(x, weight, up, activation, kernels=library(isa)), reference.gated(x, weight, up, activation)
+    assert fast.dtype == dtype and fast.shape == (rows, outputs)
+    torch.testing.assert_close(fast.double(), slow, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("isa", levels())
+def test_extremes_stay_what_they_are(isa: str) -> None:
+    x = torch.eye(32)[:4].contiguous()
+    weight = torch.tensor([[-1e30, -90.0, 0.0, 90.0]]).T.repeat(1, 32).contiguous()
+    weight[0, 1] = float("nan")
+    for activation in GATES:
+        fast = gated(x, weight, torch.ones_like(weight), activation, kernels=library(isa))
+        assert fast[0].isnan().any() and torch.isfinite(fast[2:, 1:]).all()
+        torch.testing.assert_close(fast[2, 1:], torch.tensor([0.0, 0.0, 90.0]), atol=1e-6, rtol=1e-6)
+
+
+def test_what_is_left_to_torch() -> None:
+    x, weight = torch.randn(4, 64), torch.randn(8, 64)
+    with torch.inference_mode():
+        assert takes(x, weight)
+        assert not takes(x[:, :40], weight[:, :40])
+        assert not takes(x.double(), weight.double())
+        assert not takes(x.bfloat16(), weight)
+        assert not takes(torch.randn(33, 64), weight)
+        assert not takes(torch.randn(0, 64), weight)
+    assert not takes(x, weight.requires_grad_())
