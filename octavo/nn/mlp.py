@@ -18,18 +18,34 @@ GATES: Mapping[str, Gate] = MappingProxyType(
 """Gate activations by Transformers' name."""
 
 
+def limited(gate: Tensor, up: Tensor, limit: float) -> tuple[Tensor, Tensor]:
+    """The gate at most ``limit``, up within it on both sides."""
+    return gate.clamp(max=limit), up.clamp(min=-limit, max=limit)
+
+
 class MLP(nn.Module):
-    """``down(act(gate(x)) * up(x))``."""
+    """``down(act(gate(x)) * up(x))``, with ``limited`` gate and up where there is a limit."""
 
     def __init__(
-        self, size: int, inner: int, activation: str, *, bias: bool, dtype: torch.dtype, device: torch.device | str
+        self,
+        size: int,
+        inner: int,
+        activation: str,
+        *,
+        bias: bool,
+        limit: float | None = None,
+        dtype: torch.dtype,
+        device: torch.device | str,
     ) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(size, inner, bias=bias, dtype=dtype, device=device)
         self.up_proj = nn.Linear(size, inner, bias=bias, dtype=dtype, device=device)
         self.down_proj = nn.Linear(inner, size, bias=bias, dtype=dtype, device=device)
-        self.gate = GATES[activation]
+        self.gate, self.limit = GATES[activation], limit
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, size] -> [T, size]."""
-        return self.down_proj(self.gate(self.gate_proj(x)) * self.up_proj(x))
+        gate, up = self.gate_proj(x), self.up_proj(x)
+        if self.limit is not None:
+            gate, up = limited(gate, up, self.limit)
+        return self.down_proj(self.gate(gate) * up)

@@ -10,12 +10,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from octavo.nn.mlp import GATES, MLP
+from octavo.nn.mlp import GATES, MLP, limited
 from octavo.spec.moe import MoEOptions
 
 
 def _weight(*shape: int, dtype: torch.dtype, device: torch.device | str) -> nn.Parameter:
     return nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)
+
+
+def _scores(logits: Tensor, scoring: str) -> Tensor:
+    if scoring == "sqrtsoftplus":
+        return F.softplus(logits).sqrt()
+    return logits.sigmoid() if scoring == "sigmoid" else torch.softmax(logits, dim=-1)
 
 
 class Router(nn.Module):
@@ -29,13 +35,19 @@ class Router(nn.Module):
         self.bias = _weight(options.experts, dtype=wide, device=device) if options.router_bias else None
         if options.correction:
             self.e_score_correction_bias = _weight(options.experts, dtype=torch.float32, device=device)
+        if options.table:
+            self.tid2eid = _weight(options.table, options.active, dtype=torch.int64, device=device)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """[T, size] -> scores in x's dtype, and experts int64, both [T, active]."""
+    def forward(self, x: Tensor, token_ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """[T, size] -> scores in x's dtype, and experts int64, both [T, active]. token_ids [T]: for a router with a table."""
         options = self.options
         logits = F.linear(x.to(self.weight.dtype), self.weight, self.bias).float()
-        scores = logits.sigmoid() if options.scoring == "sigmoid" else torch.softmax(logits, dim=-1)
-        chosen = self._choose(logits, scores)
+        scores = _scores(logits, options.scoring)
+        if options.table:
+            assert token_ids is not None, "a table is looked up by token"
+            chosen = self.tid2eid[token_ids]
+        else:
+            chosen = self._choose(logits, scores)
         taken = scores.gather(1, chosen)
         if options.normalise:
             taken = taken / (taken.sum(dim=-1, keepdim=True) + 1e-20)
@@ -48,7 +60,7 @@ class Router(nn.Module):
         ranks = scores + self.e_score_correction_bias if options.correction else logits
         if options.groups > 1:
             grouped = (ranks if options.correction else scores).unflatten(-1, (options.groups, -1))
-            best = grouped.topk(2, dim=-1).values.sum(dim=-1).topk(options.active_groups, dim=-1).indices
+            best = grouped.topk(options.group_best, dim=-1).values.sum(dim=-1).topk(options.active_groups, dim=-1).indices
             closed = torch.ones(grouped.shape[:2], dtype=torch.bool, device=ranks.device).scatter_(1, best, False)
             ranks = ranks.masked_fill(closed.repeat_interleave(grouped.shape[2], dim=1), float("-inf"))
         return ranks.topk(options.active, dim=-1).indices
@@ -91,6 +103,8 @@ class Experts(nn.Module):
 
     def _down(self, expert: int, both: Tensor, bias: Tensor | None) -> Tensor:
         gate, up = both.chunk(2, dim=-1)
+        if self.options.limit is not None:
+            gate, up = limited(gate, up, self.options.limit)
         if self.options.clamp is None:
             return F.linear(self.gate(gate) * up, self.down_proj[expert], bias)
         limit, alpha = self.options.clamp
@@ -109,9 +123,10 @@ class MoE(nn.Module):
         self.experts = Experts(size, activation, options, dtype=dtype, device=device)
         self.shared_experts: MLP | None = None
         if options.shared_size:
-            self.shared_experts = MLP(size, options.shared_size, activation, bias=False, dtype=dtype, device=device)
+            shared, limit = options.shared_size, options.limit
+            self.shared_experts = MLP(size, shared, activation, bias=False, limit=limit, dtype=dtype, device=device)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[T, size] -> [T, size]."""
-        mixed = self.experts(x, *self.gate(x))
+    def forward(self, x: Tensor, token_ids: Tensor | None = None) -> Tensor:
+        """[T, size] -> [T, size]. token_ids: int64 [T], for a router with a table."""
+        mixed = self.experts(x, *self.gate(x, token_ids))
         return mixed if self.shared_experts is None else mixed + self.shared_experts(x)

@@ -20,9 +20,12 @@ class MoEOptions:
         the shared one, 0 where there is none.
     scoring: how the router's logits become scores. normalise: a token's scores are divided by their sum. scale: their factor.
     router_bias: of the logits. correction: a bias of the scores, which counts for choosing only (DeepSeek-V3, section 2.1.2).
-    groups, active_groups: neighbouring experts form groups; a token takes from those whose two best scores sum to most.
+    groups, active_groups: neighbouring experts form groups; a token takes from those whose ``group_best`` best scores sum to
+        most: two in DeepSeek-V3, one in V2.
     wide_router: the router computes in float32 whatever the model's dtype.
     scores_inputs: an expert's input is multiplied by its score (Llama 4), not its output.
+    table: rows of a table of the experts that each token id takes (DeepSeek-V4's hash routing); 0 where the router chooses.
+    limit: the gate is at most and up within it ahead of the decoder's activation, in the shared expert too.
     bias: experts have biases. clamp: (limit, alpha) of gpt-oss's ``(up + 1) * gate * sigmoid(alpha * gate)`` with the gate at
         most and up within limit; None for the decoder's activation.
     """
@@ -32,15 +35,18 @@ class MoEOptions:
     active: int
     inner_size: int
     shared_size: int = 0
-    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    scoring: Literal["softmax", "sigmoid", "sqrtsoftplus"] = "softmax"
     normalise: bool = False
     scale: float = 1.0
     router_bias: bool = False
     correction: bool = False
     groups: int = 1
     active_groups: int = 1
+    group_best: int = 2
     wide_router: bool = False
     scores_inputs: bool = False
+    table: int = 0
+    limit: float | None = None
     bias: bool = False
     clamp: tuple[float, float] | None = None
 
@@ -53,8 +59,8 @@ class MoEOptions:
                 "must be of one size, and no more be taken than there are"
             )
         size = self.experts // self.groups
-        if self.groups > 1 and (size < 2 or size * self.active_groups < self.active):
+        if self.groups > 1 and (size < self.group_best or size * self.active_groups < self.active):
             raise ConfigError(
-                f"n_group {self.groups} makes groups of {size} experts; they must have two, and topk_group "
+                f"n_group {self.groups} makes groups of {size} experts; they must have {self.group_best}, and topk_group "
                 f"{self.active_groups} of them num_experts_per_tok {self.active}"
             )
