@@ -43,6 +43,7 @@ class MoEOptions:
     groups: int = 1
     active_groups: int = 1
     group_best: int = 2
+    group_best: int = 2
     wide_router: bool = False
     scores_inputs: bool = False
     table: int = 0

@@ -24,6 +24,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "corrected": {"scoring": "sigmoid", "correction": True, "normalise": True, "scale": 1.5, "wide_router": True},
     "grouped": {"scoring": "sigmoid", "correction": True, "groups": 3, "active_groups": 2, "shared_size": 5},
     "grouped_softmax": {"groups": 2, "active_groups": 1},
+    "grouped_by_the_best": {"groups": 3, "active_groups": 2, "group_best": 1, "scale": 1.5},
+    "groups_of_one": {"groups": 6, "active_groups": 3, "group_best": 1},
 }
 
 
@@ -47,7 +49,7 @@ def chosen(logits: list[float], correction: list[float], way: MoEOptions) -> dic
     size = way.experts // way.groups
     groups = [range(first, first + size) for first in range(0, way.experts, size)]
     if way.groups > 1:
-        groups.sort(key=lambda group: -sum(sorted(ranks[expert] for expert in group)[-2:]))
+        groups.sort(key=lambda group: -sum(sorted(ranks[expert] for expert in group)[-way.group_best :]))
     eligible = [expert for group in groups[: way.active_groups] for expert in group]
     best = sorted(eligible, key=lambda expert: -ranks[expert])[: way.active]
     whole = sum(scores[expert] for expert in best) if way.normalise else 1.0
