@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
-from octavo.spec.kind import Config, Kind, count
+from octavo.spec.kind import PLANNING, Config, Kind, count
 from octavo.spec.state import read_kernel, state_stream
 from octavo.spec.stream import CacheDtypes, Stream
 
@@ -15,20 +15,28 @@ class KimiDelta(Kind):
     """Linear attention by the delta rule with a decay per key channel (Kimi Linear, 2025)."""
 
     name: ClassVar[str] = "kda"
+    layer: ClassVar[str] = "octavo.kinds.kda.layer:KimiDeltaLayer"
+    reference: ClassVar[str] = "octavo.nn.delta:dense_delta"
 
     hidden_size: int
     num_heads: int
     head_dim: int
     kernel: int
+    activation: str = "silu"
+    norm_eps: float = 1e-5
 
     @classmethod
     def from_hf(cls, config: Config, index: int) -> Self:
         """Parameters from ``linear_num_heads``, ``linear_head_dim``, ``linear_conv_kernel_dim``. Raises ConfigError."""
+        run: dict[str, Any] = {}
+        if not config.get(PLANNING):
+            run = {"activation": config["hidden_act"], "norm_eps": float(config["rms_norm_eps"])}
         return cls(
             hidden_size=count(config, "hidden_size"),
             num_heads=count(config, "linear_num_heads"),
             head_dim=count(config, "linear_head_dim"),
             kernel=read_kernel(config, "linear_conv_kernel_dim"),
+            **run,
         )
 
     def streams(self, dtypes: CacheDtypes) -> tuple[Stream, ...]:

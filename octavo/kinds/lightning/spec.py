@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-from octavo.spec.kind import Config, Kind, count
+from octavo.spec.kind import PLANNING, Config, Kind, count
 from octavo.spec.state import state_stream
 from octavo.spec.stream import CacheDtypes, Stream
 
@@ -15,12 +15,22 @@ class Lightning(Kind):
     """Linear attention with a decay per head that layer and head decide (Qin et al. 2024; MiniMax-01)."""
 
     name: ClassVar[str] = "lightning"
+    layer: ClassVar[str] = "octavo.kinds.lightning.layer:LightningLayer"
+    reference: ClassVar[str] = "octavo.kinds.lightning.reference:dense_lightning"
 
     hidden_size: int
     num_heads: int
     head_dim: int
     index: int
     num_layers: int
+    activation: str = "silu"
+    norm_eps: float = 1e-6
+
+    @property
+    def slopes(self) -> tuple[float, ...]:
+        """What a token takes off the logarithm of each head's state; less in later layers (Qin et al. 2024, section 3.2)."""
+        factor = 1 - self.index / (self.num_layers - 1 + 1e-5) + 1e-5
+        return tuple(2 ** (-8 * head / self.num_heads) * factor for head in range(1, self.num_heads + 1))
 
     @classmethod
     def from_hf(cls, config: Config, index: int) -> Self:
@@ -31,6 +41,7 @@ class Lightning(Kind):
             head_dim=count(config, "head_dim"),
             index=index,
             num_layers=count(config, "num_hidden_layers"),
+            **({} if config.get(PLANNING) else {"activation": config["hidden_act"]}),
         )
 
     def streams(self, dtypes: CacheDtypes) -> tuple[Stream, ...]:

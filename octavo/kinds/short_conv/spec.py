@@ -15,14 +15,21 @@ class ShortConv(Kind):
     """A causal convolution between two gates (LFM2)."""
 
     name: ClassVar[str] = "short_conv"
+    layer: ClassVar[str] = "octavo.kinds.short_conv.layer:ShortConvLayer"
+    reference: ClassVar[str] = "octavo.kinds.short_conv.reference:dense_short_conv"
 
     hidden_size: int
     kernel: int
+    bias: bool = False
 
     @classmethod
     def from_hf(cls, config: Config, index: int) -> Self:
-        """Parameters from ``hidden_size`` and ``conv_L_cache``. Raises ConfigError naming the field."""
-        return cls(hidden_size=count(config, "hidden_size"), kernel=read_kernel(config, "conv_L_cache"))
+        """Parameters from ``hidden_size``, ``conv_L_cache`` and ``conv_bias``. Raises ConfigError naming the field."""
+        return cls(
+            hidden_size=count(config, "hidden_size"),
+            kernel=read_kernel(config, "conv_L_cache"),
+            bias=bool(config.get("conv_bias", False)),
+        )
 
     def streams(self, dtypes: CacheDtypes) -> tuple[Stream, ...]:
         """One stream ``state``: conv [hidden, kernel - 1]."""
@@ -30,5 +37,5 @@ class ShortConv(Kind):
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:
-        """The usual kernel, and the shortest."""
-        return (cls(hidden_size=24, kernel=3), cls(hidden_size=20, kernel=2))
+        """The usual kernel, and the shortest, biased."""
+        return (cls(hidden_size=24, kernel=3), cls(hidden_size=20, kernel=2, bias=True))

@@ -1,0 +1,31 @@
+"""The torch layer of a gated short convolution (LFM2), with the checkpoint's module names."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from octavo.kinds.short_conv.spec import ShortConv
+from octavo.nn.conv import CausalConv
+from octavo.nn.state import carried, emits
+from octavo.nn.step import Caches, Step
+
+
+class ShortConvLayer(nn.Module):
+    """``out(c * conv(b * u))`` with b, c and u projections of the hidden state. Stream ``state``, field conv."""
+
+    def __init__(self, kind: ShortConv, dtype: torch.dtype, device: torch.device | str) -> None:
+        super().__init__()
+        self.kind, self.hidden_size = kind, kind.hidden_size
+        size = kind.hidden_size
+        self.conv = CausalConv(size, kind.kernel, bias=kind.bias, dtype=dtype, device=device)
+        self.in_proj = nn.Linear(size, 3 * size, bias=kind.bias, dtype=dtype, device=device)
+        self.out_proj = nn.Linear(size, size, bias=kind.bias, dtype=dtype, device=device)
+
+    def forward(self, hidden: Tensor, step: Step, caches: Caches) -> Tensor:
+        """hidden [T, d] -> [T, d]; stores the inputs that the cache's batch asks for."""
+        view = caches["state"]
+        before, after, u = self.in_proj(hidden).chunk(3, dim=-1)
+        mixed, kept = self.conv(before * u, carried(view, step)["conv"], emits(view, step))
+        view.store(conv=kept)
+        return self.out_proj(after * mixed)
