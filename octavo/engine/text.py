@@ -9,13 +9,17 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from jinja2 import TemplateError
+from xxhash import xxh3_128_hexdigest
 
 from octavo.base import ConfigError
-from octavo.engine.source import ModelSource
+from octavo.engine.source import ModelSource, cache_home
 
 REPLACEMENT = "\ufffd"
 """What an unfinished UTF-8 sequence decodes to."""
@@ -133,15 +137,33 @@ def _shared(one: str, other: str) -> int:
 
 def load_tokenizer(source: ModelSource) -> Tokenizer:
     """The tokenizer beside the weights, or the one inside a GGUF file. Raises ConfigError where there is none."""
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+    from transformers import AutoTokenizer
 
     try:
-        if source.gguf:
-            # AutoTokenizer would give the same, after reading the whole vocabulary twice more to learn the model type.
-            return Tokenizer(PreTrainedTokenizerFast.from_pretrained(source.path.parent, gguf_file=source.path.name))
-        return Tokenizer(AutoTokenizer.from_pretrained(source.path))
+        return Tokenizer(_from_gguf(source.path) if source.gguf else AutoTokenizer.from_pretrained(source.path))
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"no tokenizer could be read from {source.path}: {error}") from error
+
+
+def _from_gguf(path: Path) -> Any:
+    """The tokenizer inside a GGUF file. Making it takes seconds, so it is kept for the next start, where that is possible.
+
+    AutoTokenizer would give the same, after reading the whole vocabulary twice more to learn the model type.
+    """
+    import transformers
+
+    about = path.stat()
+    key = xxh3_128_hexdigest(f"{path.resolve()} {about.st_size} {about.st_mtime_ns} {transformers.__version__}".encode())
+    kept, fast = cache_home() / "tokenizers" / key, transformers.PreTrainedTokenizerFast
+    if (kept / "tokenizer.json").is_file():
+        return fast.from_pretrained(kept)
+    made = fast.from_pretrained(path.parent, gguf_file=path.name)
+    with suppress(OSError):
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=kept.parent) as draft:
+            made.save_pretrained(Path(draft) / key)
+            (Path(draft) / key).rename(kept)
+    return made
 
 
 class Detokenizer:
