@@ -18,6 +18,7 @@ class MoEOptions:
     layers: indices of the layers that have experts in place of an MLP.
     experts, active: how many there are, and how many a token takes. inner_size, shared_size: inner sizes of one expert and of
         the shared one, 0 where there is none.
+    shared_gate: the shared expert counts as much as the sigmoid of a projection of its input says.
     scoring: how the router's logits become scores. normalise: a token's scores are divided by their sum. scale: their factor.
     router_bias: of the logits. correction: a bias of the scores, which counts for choosing only (DeepSeek-V3, section 2.1.2).
     groups, active_groups: neighbouring experts form groups; a token takes from those whose ``group_best`` best scores sum to
@@ -27,7 +28,9 @@ class MoEOptions:
     table: rows of a table of the experts that each token id takes (DeepSeek-V4's hash routing); 0 where the router chooses.
     limit: the gate is at most and up within it ahead of the decoder's activation, in the shared expert too.
     bias: experts have biases. clamp: (limit, alpha) of gpt-oss's ``(up + 1) * gate * sigmoid(alpha * gate)`` with the gate at
-        most and up within limit; None for the decoder's activation.
+        most and up within limit; None for the decoder's activation. gated: experts, and the shared one, have a gate.
+    latent_size: experts work on a projection of their input to this size, and what they make is projected back; 0 for none
+        (Nemotron 3).
     """
 
     layers: tuple[int, ...]
@@ -35,6 +38,7 @@ class MoEOptions:
     active: int
     inner_size: int
     shared_size: int = 0
+    shared_gate: bool = False
     scoring: Literal["softmax", "sigmoid", "sqrtsoftplus"] = "softmax"
     normalise: bool = False
     scale: float = 1.0
@@ -43,13 +47,14 @@ class MoEOptions:
     groups: int = 1
     active_groups: int = 1
     group_best: int = 2
-    group_best: int = 2
     wide_router: bool = False
     scores_inputs: bool = False
     table: int = 0
     limit: float | None = None
     bias: bool = False
     clamp: tuple[float, float] | None = None
+    gated: bool = True
+    latent_size: int = 0
 
     def __post_init__(self) -> None:
         if not 1 <= self.active <= self.experts:
