@@ -46,12 +46,17 @@ class FieldView:
 
     def take(self, pages: Tensor, rows: Tensor) -> Tensor:
         """Copies of single entries: row ``rows[i]`` of page ``pages[i]``, int64 of any one shape -> [*shape, *entry]."""
-        found = self.data[pages, :, rows]
+        found = _indexed(self.data)[pages, :, rows].view(self.data.dtype)
         return found if self.headed else found.squeeze(pages.dim())
 
     def write(self, pages: Tensor, rows: Tensor, values: Tensor) -> None:
         """Store ``values[i]`` ([W, heads, ...]) in row ``rows[i]`` of page ``pages[i]`` (int64 [W] each)."""
-        self.data[pages, :, rows] = values.to(self.data.dtype)
+        _indexed(self.data)[pages, :, rows] = _indexed(values.to(self.data.dtype))
+
+
+def _indexed(values: Tensor) -> Tensor:
+    """The same memory in a dtype that PyTorch can index: floats of a byte and less are bytes."""
+    return values.view(torch.uint8) if values.element_size() == 1 else values
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
