@@ -60,7 +60,8 @@ class Block(nn.Module):
     def __init__(self, layer: LayerSpec, options: DecoderOptions, dtype: torch.dtype, device: torch.device | str) -> None:
         super().__init__()
         assert len(layer.mixers) == 1, "a plain decoder layer mixes tokens once"
-        self.index, self.placement = layer.index, options.placement
+        self.index: int = layer.index
+        self.placement: Placement = "pre" if layer.index in options.pre_layers else options.placement
         self.mixer, kind = layer.mixers[0]
         self.add_module(self.mixer, build_mixer(kind, dtype, device))
         size, activation = options.hidden_size, options.activation
@@ -70,7 +71,7 @@ class Block(nn.Module):
         else:
             inner, bias = options.intermediate_size, options.mlp_bias
             self.mlp = MLP(size, inner, activation, bias=bias, dtype=dtype, device=device)
-        for name in NORMS[options.placement]:
+        for name in NORMS[self.placement]:
             self.add_module(
                 f"{name}_layernorm", Norm(options.hidden_size, options.norm_eps, options.norm, dtype=dtype, device=device)
             )
@@ -101,7 +102,7 @@ class Block(nn.Module):
 class Trunk(nn.Module):
     """Everything below the head."""
 
-    block: ClassVar[type[Block]] = Block
+    block: ClassVar[type[nn.Module]] = Block
 
     def __init__(self, spec: ModelSpec, options: DecoderOptions, dtype: torch.dtype, device: torch.device | str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The gated MLP of Llama-like models (Shazeer 2020). Owns ``MLP`` and the activations it knows."""
+"""The MLP of a layer, with a gate (Shazeer 2020) or without. Owns both and the activations they know."""
 
 from __future__ import annotations
 
@@ -12,10 +12,16 @@ from torch import Tensor, nn
 
 Gate = Callable[[Tensor], Tensor]
 
+
+def relu2(x: Tensor) -> Tensor:
+    """``max(x, 0) ** 2`` (So et al. 2021)."""
+    return F.relu(x).square()
+
+
 GATES: Mapping[str, Gate] = MappingProxyType(
-    {"silu": F.silu, "gelu": F.gelu, "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh")}
+    {"silu": F.silu, "gelu": F.gelu, "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"), "relu2": relu2}
 )
-"""Gate activations by Transformers' name."""
+"""Activations by Transformers' name."""
 
 
 def limited(gate: Tensor, up: Tensor, limit: float) -> tuple[Tensor, Tensor]:
@@ -49,3 +55,19 @@ class MLP(nn.Module):
         if self.limit is not None:
             gate, up = limited(gate, up, self.limit)
         return self.down_proj(self.gate(gate) * up)
+
+
+class PlainMLP(nn.Module):
+    """``down(act(up(x)))``."""
+
+    def __init__(
+        self, size: int, inner: int, activation: str, *, bias: bool, dtype: torch.dtype, device: torch.device | str
+    ) -> None:
+        super().__init__()
+        self.up_proj = nn.Linear(size, inner, bias=bias, dtype=dtype, device=device)
+        self.down_proj = nn.Linear(inner, size, bias=bias, dtype=dtype, device=device)
+        self.act = GATES[activation]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, size] -> [T, size]."""
+        return self.down_proj(self.act(self.up_proj(x)))

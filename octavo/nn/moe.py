@@ -1,7 +1,8 @@
 """Sparse mixture of experts: routers, experts over the tokens that chose them, a shared expert.
 
 Owns ``MoE`` as ``MoEOptions`` describe it. The order of operations is Transformers', so that float32 results agree, but every
-layout of weights is turned into one when they are read: an expert's gate rows, then its up rows, as of ``nn.Linear``.
+layout of weights is turned into one when they are read: an expert's gate rows, if any, then its up rows, as of
+``nn.Linear``.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from octavo.nn.mlp import GATES, MLP, limited
+from octavo.nn.mlp import GATES, MLP, PlainMLP, limited
 from octavo.spec.moe import MoEOptions
 
 
@@ -67,7 +68,7 @@ class Router(nn.Module):
 
 
 class Experts(nn.Module):
-    """Gated MLPs of one shape, each over the tokens that took it."""
+    """MLPs of one shape, each over the tokens that took it. Without gates, ``gate_up_proj`` is up alone."""
 
     def __init__(
         self, size: int, activation: str, options: MoEOptions, *, dtype: torch.dtype, device: torch.device | str
@@ -75,9 +76,10 @@ class Experts(nn.Module):
         super().__init__()
         count, inner = options.experts, options.inner_size
         self.options, self.gate = options, GATES[activation]
-        self.gate_up_proj = _weight(count, 2 * inner, size, dtype=dtype, device=device)
+        rows = 2 * inner if options.gated else inner
+        self.gate_up_proj = _weight(count, rows, size, dtype=dtype, device=device)
         self.down_proj = _weight(count, size, inner, dtype=dtype, device=device)
-        self.gate_up_proj_bias = _weight(count, 2 * inner, dtype=dtype, device=device) if options.bias else None
+        self.gate_up_proj_bias = _weight(count, rows, dtype=dtype, device=device) if options.bias else None
         self.down_proj_bias = _weight(count, size, dtype=dtype, device=device) if options.bias else None
 
     def forward(self, x: Tensor, scores: Tensor, chosen: Tensor) -> Tensor:
@@ -119,14 +121,21 @@ class MoE(nn.Module):
         self, size: int, activation: str, options: MoEOptions, *, dtype: torch.dtype, device: torch.device | str
     ) -> None:
         super().__init__()
+        latent = options.latent_size
         self.gate = Router(size, options, dtype=dtype, device=device)
-        self.experts = Experts(size, activation, options, dtype=dtype, device=device)
-        self.shared_experts: MLP | None = None
-        if options.shared_size:
+        self.experts = Experts(latent or size, activation, options, dtype=dtype, device=device)
+        self.fc1_latent_proj = nn.Linear(size, latent, bias=False, dtype=dtype, device=device) if latent else None
+        self.fc2_latent_proj = nn.Linear(latent, size, bias=False, dtype=dtype, device=device) if latent else None
+        self.shared_experts: MLP | PlainMLP | None = None
+        if options.shared_size and options.gated:
             shared, limit = options.shared_size, options.limit
             self.shared_experts = MLP(size, shared, activation, bias=False, limit=limit, dtype=dtype, device=device)
+        elif options.shared_size:
+            self.shared_experts = PlainMLP(size, options.shared_size, activation, bias=False, dtype=dtype, device=device)
 
     def forward(self, x: Tensor, token_ids: Tensor | None = None) -> Tensor:
         """[T, size] -> [T, size]. token_ids: int64 [T], for a router with a table."""
-        mixed = self.experts(x, *self.gate(x, token_ids))
+        scores, chosen = self.gate(x, token_ids)
+        mixed = self.experts(x if self.fc1_latent_proj is None else self.fc1_latent_proj(x), scores, chosen)
+        mixed = mixed if self.fc2_latent_proj is None else self.fc2_latent_proj(mixed)
         return mixed if self.shared_experts is None else mixed + self.shared_experts(x)
