@@ -30,9 +30,12 @@ from octavo.spec.law import Everything, Tail
 from octavo.spec.stream import DTYPE_BYTES, FP4, FP8, CacheDtypes, Stream
 
 LATENT = LatentParams(hidden_size=64, num_heads=2, kv_lora_rank=512, rope_dim=64, nope_dim=32, value_dim=32)
-LORA = {"q_lora_rank": 8, "o_groups": 1, "o_lora_rank": 8}
-ENTRY = CompressedParams(hidden_size=64, num_heads=2, head_dim=512, rope_dim=64, window=8, **LORA)
-SMALL = CompressedParams(hidden_size=64, num_heads=2, head_dim=120, rope_dim=20, window=8, **LORA)
+ENTRY = CompressedParams(
+    hidden_size=64, num_heads=2, head_dim=512, rope_dim=64, window=8, q_lora_rank=8, o_groups=1, o_lora_rank=8
+)
+SMALL = CompressedParams(
+    hidden_size=64, num_heads=2, head_dim=120, rope_dim=20, window=8, q_lora_rank=8, o_groups=1, o_lora_rank=8
+)
 """Blocks of 64 do not divide its 100 elements without position."""
 
 STREAMS = {
