@@ -29,7 +29,7 @@ class Attention(nn.Module):
             return nn.Linear(inputs, outputs, bias=bias, dtype=dtype, device=device)
 
         queries, keys = params.num_heads * params.head_dim, params.num_kv_heads * params.head_dim
-        self.q_proj = linear(params.hidden_size, queries, params.bias)
+        self.q_proj = linear(params.hidden_size, 2 * queries if params.gated else queries, params.bias)
         self.o_proj = linear(queries, params.hidden_size, params.out_bias)
         if params.makes_kv:
             self.k_proj = linear(params.hidden_size, keys, params.bias)
@@ -45,7 +45,18 @@ class Attention(nn.Module):
 
     def queries(self, hidden: Tensor, step: Step) -> Tensor:
         """hidden [T, d] -> q [T, Hq, D], normed and rotated."""
-        params, q = self.params, self.q_proj(hidden)
+        return self._queries(self._project(hidden)[0], step)
+
+    def _project(self, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
+        """hidden [T, d] -> queries and gates [T, Hq * D], the latter where there are any."""
+        made = self.q_proj(hidden)
+        if not self.params.gated:
+            return made, None
+        q, gate = made.view(-1, self.params.num_heads, 2 * self.params.head_dim).chunk(2, dim=-1)
+        return q.flatten(1), gate.flatten(1)
+
+    def _queries(self, q: Tensor, step: Step) -> Tensor:
+        params = self.params
         q = self._turn(self._norm("q_norm", q, params.num_heads), step)
         if params.temperature is None:
             return q
@@ -79,11 +90,16 @@ class Attention(nn.Module):
 
     def forward(self, hidden: Tensor, step: Step, caches: Caches) -> Tensor:
         """hidden [T, d] -> [T, d]; stores the step's keys and values as the cache's batch says."""
-        params, q = self.params, self.queries(hidden, step)
+        params, (q, gate) = self.params, self._project(hidden)
+        q = self._queries(q, step)
         k, v = self.keys_values(hidden, step) if params.makes_kv else (None, None)
         sinks = self.sinks if params.sinks else None
         mixed = attend(q, k, v, caches["kv"], law=self.law, scale=params.scale, softcap=params.softcap, sinks=sinks)
-        return self.o_proj(mixed.flatten(1))
+        return self.output(mixed, gate)
+
+    def output(self, mixed: Tensor, gate: Tensor | None) -> Tensor:
+        """mixed [T, Hq, D] and its gates [T, Hq * D] -> [T, d]."""
+        return self.o_proj(mixed.flatten(1) if gate is None else mixed.flatten(1) * gate.sigmoid())
 
 
 def _temperature(positions: Tensor, floor: int, strength: float) -> Tensor:
@@ -108,4 +124,7 @@ def dense_attention(layer: Attention, hidden: Tensor) -> Tensor:
             if params.sinks:
                 scores = torch.cat((scores, layer.sinks[head : head + 1]))
             mixed[query, head] = torch.softmax(scores, dim=0)[: len(seen)] @ v[seen, group]
-    return layer.o_proj(mixed.flatten(1))
+    if not params.gated:
+        return layer.o_proj(mixed.flatten(1))
+    gate = layer.q_proj(hidden).view(count, params.num_heads, 2, params.head_dim)[:, :, 1]
+    return layer.o_proj((mixed * torch.sigmoid(gate)).flatten(1))

@@ -54,6 +54,10 @@ def _repacked(name: str, tensor: Tensor, rule: Repack, into: list[tuple[str, tor
         ((weight, shape),) = into
         rows, whole = shape[axis] // 2, tuple((0, size) for size in shape[len(lead) : axis])
         return [Piece(weight=weight, region=(*lead, *whole, (rule.half * rows, (rule.half + 1) * rows)), values=values)]
+    if rule.part is not None:
+        ((weight, shape),) = into
+        start = rule.part * len(values) + (shape[0] if rule.part < 0 else 0)
+        return [Piece(weight=weight, region=((start, start + len(values)),), values=values)]
     sizes = [shape[axis] for _, shape in into]
     if len(into) > 1 and sum(sizes) != values.shape[axis]:
         raise ConfigError(

@@ -30,7 +30,8 @@ class AttentionParams:
     value. qk_unit_norm: q and k are divided by their root mean square after rotation. temperature: (floor_scale, attn_scale);
     the query at p is multiplied by ``1 + attn_scale * log(1 + floor((p + 1) / floor_scale))`` (Llama 4). makes_kv: False where
     the layer reads the keys and values that another one makes. v_norm: RMSNorm without weights over each head of v. k_eq_v:
-    values are the keys' projection, ahead of norm and rotation; there is no other.
+    values are the keys' projection, ahead of norm and rotation; there is no other. gated: each head's projection has a gate
+    behind its query, whose sigmoid multiplies what the head has mixed.
     """
 
     hidden_size: int
@@ -51,6 +52,7 @@ class AttentionParams:
     makes_kv: bool = True
     v_norm: bool = False
     k_eq_v: bool = False
+    gated: bool = False
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -65,8 +67,8 @@ def read_attention(config: Config, layer_type: str) -> AttentionParams:
     """Attention parameters from a config that its family has normalized.
 
     Beyond upstream keys the family sets ``qk_norm`` (a ``NormStyle`` or None) and, where they are not as the defaults,
-    ``qk_norm_over``, ``sinks``, ``qk_unit_norm``, ``temperature`` and ``out_bias``, by default ``attention_bias`` too. Raises
-    UnsupportedError naming the field.
+    ``qk_norm_over``, ``sinks``, ``qk_unit_norm``, ``temperature``, ``gated`` and ``out_bias``, by default ``attention_bias``
+    too. Raises UnsupportedError naming the field.
     """
     heads, hidden_size = count(config, "num_attention_heads"), count(config, "hidden_size")
     if config.get("head_dim") is None and hidden_size % heads:
@@ -100,6 +102,7 @@ def read_attention(config: Config, layer_type: str) -> AttentionParams:
         sinks=bool(config.get("sinks", False)),
         qk_unit_norm=bool(config.get("qk_unit_norm", False)),
         temperature=config.get("temperature"),
+        gated=bool(config.get("gated", False)),
     )
 
 

@@ -26,7 +26,8 @@ class DecoderOptions:
     norm: style of all norms. placement: where a layer has them: ahead of mixer and MLP (``pre``), behind them before the
     residual is added (``post``, OLMo 2), both (``sandwich``, Gemma), or one ahead of both, which run side by side
     (``parallel``, Cohere). embed_scale: factor of the embeddings, rounded to the model's dtype as Transformers does.
-    logit_scale: factor of the logits. logit_softcap: cap of the logits. moe: layers that have experts instead of an MLP.
+    pre_layers: indices of layers whose norms are ``pre`` whatever ``placement`` says. logit_scale: factor of the
+    logits. logit_softcap: cap of the logits. moe: layers that have experts instead of an MLP.
     """
 
     hidden_size: int
@@ -35,6 +36,7 @@ class DecoderOptions:
     norm_eps: float
     norm: NormStyle = "scale"
     placement: Placement = "pre"
+    pre_layers: tuple[int, ...] = ()
     embed_scale: float = 1.0
     tied_embeddings: bool = False
     mlp_bias: bool = False

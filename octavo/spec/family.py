@@ -35,6 +35,7 @@ class Repack:
         several it holds the rows one behind the other; their sizes are those of the modules.
     index: in the same syntax, for one of a stack of weights: which along the stack's first axis. axis: where the rows are, in
         what ``index`` leaves of the weight. half: which half of the rows the tensor has, or None where it has them all.
+    part: the tensor has rows of the first axis, behind ``part`` times as many, or, negative, that far from the end.
     transposed: the last two axes are exchanged. interleaved: rows of both halves alternate.
     """
 
@@ -43,6 +44,7 @@ class Repack:
     index: str = ""
     axis: int = 0
     half: int | None = None
+    part: int | None = None
     transposed: bool = False
     interleaved: bool = False
 

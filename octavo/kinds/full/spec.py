@@ -33,7 +33,8 @@ class FullAttention(Kind):
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:
-        """Grouped heads; one K/V head with query/key norm, bias and scaled rotary frequencies; as many K/V heads as queries."""
+        """Grouped heads; one K/V head with query/key norm, bias and scaled rotary frequencies; as many K/V heads as queries,
+        and gates."""
         plain = RopeParams(theta=10000.0)
         scaled = RopeParams(theta=500000.0, rope_type="llama3", factor=8.0, original_max_position_embeddings=64)
         return (
@@ -61,6 +62,7 @@ class FullAttention(Kind):
                     rope=plain,
                     qk_norm="offset",
                     softcap=5.0,
+                    gated=True,
                 )
             ),
         )
