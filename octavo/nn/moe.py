@@ -104,6 +104,8 @@ class Experts(nn.Module):
         return self._down(expert, F.linear(x, self.gate_up_proj[expert], first), last) * scores
 
     def _down(self, expert: int, both: Tensor, bias: Tensor | None) -> Tensor:
+        if not self.options.gated:
+            return F.linear(self.gate(both), self.down_proj[expert], bias)
         gate, up = both.chunk(2, dim=-1)
         if self.options.limit is not None:
             gate, up = limited(gate, up, self.options.limit)
@@ -132,10 +134,16 @@ class MoE(nn.Module):
             self.shared_experts = MLP(size, shared, activation, bias=False, limit=limit, dtype=dtype, device=device)
         elif options.shared_size:
             self.shared_experts = PlainMLP(size, options.shared_size, activation, bias=False, dtype=dtype, device=device)
+        self.shared_expert_gate: nn.Linear | None = None
+        if options.shared_gate:
+            self.shared_expert_gate = nn.Linear(size, 1, bias=False, dtype=dtype, device=device)
 
     def forward(self, x: Tensor, token_ids: Tensor | None = None) -> Tensor:
         """[T, size] -> [T, size]. token_ids: int64 [T], for a router with a table."""
         scores, chosen = self.gate(x, token_ids)
         mixed = self.experts(x if self.fc1_latent_proj is None else self.fc1_latent_proj(x), scores, chosen)
         mixed = mixed if self.fc2_latent_proj is None else self.fc2_latent_proj(mixed)
-        return mixed if self.shared_experts is None else mixed + self.shared_experts(x)
+        if self.shared_experts is None:
+            return mixed
+        shared = self.shared_experts(x)
+        return mixed + (shared if self.shared_expert_gate is None else self.shared_expert_gate(x).sigmoid() * shared)
