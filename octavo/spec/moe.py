@@ -18,7 +18,6 @@ class MoEOptions:
     layers: indices of the layers that have experts in place of an MLP.
     experts, active: how many there are, and how many a token takes. inner_size, shared_size: inner sizes of one expert and of
         the shared one, 0 where there is none.
-    shared_gate: the shared expert counts as much as the sigmoid of a projection of its input says.
     shared_gate: what the shared one gives is multiplied by the sigmoid of a projection of its input.
     scoring: how the router's logits become scores. normalise: a token's scores are divided by their sum. scale: their factor.
     router_bias: of the logits. correction: a bias of the scores, which counts for choosing only (DeepSeek-V3, section 2.1.2).
@@ -39,7 +38,6 @@ class MoEOptions:
     active: int
     inner_size: int
     shared_size: int = 0
-    shared_gate: bool = False
     shared_gate: bool = False
     scoring: Literal["softmax", "sigmoid", "sqrtsoftplus"] = "softmax"
     normalise: bool = False
