@@ -15,6 +15,12 @@ from octavo.base import ConfigError
 DTYPES = ("auto", "float32", "bfloat16")
 """Values of ``dtype``; ``auto`` is float32 on a CPU and bfloat16 on a GPU."""
 
+KV_CACHE_DTYPES = ("auto", "fp32", "bf16", "fp16", "fp8")
+"""Values of ``kv_cache_dtype``; ``auto`` is the model's own."""
+
+INDEXER_CACHE_DTYPES = (*KV_CACHE_DTYPES, "fp4")
+"""Values of ``indexer_cache_dtype``; ``auto`` is as ``kv_cache_dtype``."""
+
 SIZE_UNITS = MappingProxyType(
     {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 )
@@ -49,6 +55,7 @@ class EngineConfig:
     """What a user may choose. Cannot exist with a wrong value.
 
     model: directory, GGUF file or Hub id.
+    kv_cache_dtype: of keys, values, latents and compressed entries. indexer_cache_dtype: of index keys.
     kv_memory: bytes of the arena; None takes a share of what is free once the weights are loaded.
     max_model_len: tokens of prompt and output together; None is the model's own limit.
     max_num_batched_tokens: tokens computed in one step over all requests. max_num_seqs: requests in one step.
@@ -58,6 +65,8 @@ class EngineConfig:
 
     model: str
     dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
+    indexer_cache_dtype: str = "auto"
     kv_memory: int | None = None
     max_model_len: int | None = None
     max_num_batched_tokens: int = 2048
@@ -75,8 +84,13 @@ class EngineConfig:
         """Raise ConfigError for the first wrong value, naming it and what would be right."""
         if not self.model:
             raise ConfigError("model must be a directory, a .gguf file or a Hub id, not an empty string")
-        if self.dtype not in DTYPES:
-            raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, not {self.dtype!r}")
+        for name, known in (
+            ("dtype", DTYPES),
+            ("kv_cache_dtype", KV_CACHE_DTYPES),
+            ("indexer_cache_dtype", INDEXER_CACHE_DTYPES),
+        ):
+            if getattr(self, name) not in known:
+                raise ConfigError(f"{name} must be one of {', '.join(known)}, not {getattr(self, name)!r}")
         if not isinstance(self.seed, int):
             raise ConfigError(f"seed must be a whole number, not {self.seed!r}")
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):

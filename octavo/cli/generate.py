@@ -35,9 +35,9 @@ class Job:
     json: bool = False
 
 
-def run(job: Job, *, dtype: str, device: str, kv_memory: str | None, max_model_len: int | None) -> None:
-    """Load, generate, report."""
-    llm = load(job.model, dtype=dtype, device=device, kv_memory=kv_memory, max_model_len=max_model_len)
+def run(job: Job, **options: Any) -> None:
+    """Load, generate, report. options: those of ``LLM``."""
+    llm = load(job.model, **options)
     assert llm.tokenizer is not None, "loaded without skip_tokenizer_init"
     prompt: Prompt = job.prompt
     if job.chat:

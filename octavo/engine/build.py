@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import xxhash
 
-from octavo.base import CapacityError, ConfigError
+from octavo.base import CapacityError, ConfigError, UnsupportedError
 from octavo.cache.layout import PROFILES, CacheLayout, solve_layout
 from octavo.config import EngineConfig
 from octavo.engine.core import EngineCore
@@ -27,9 +27,10 @@ from octavo.runner.runner import Runner
 from octavo.runner.weights import Progress, no_progress, safetensors_weights
 from octavo.sched.scheduler import Scheduler
 from octavo.spec.family import Families, Family
-from octavo.spec.group import make_groups
+from octavo.spec.group import Group, make_groups
 from octavo.spec.hf import family_of, find_families, load_config, read_spec
 from octavo.spec.kind import ModelSpec
+from octavo.spec.stream import FP4, FP8, CacheDtypes, full_dtype
 
 CPU_SHARE, GPU_SHARE = 0.25, 0.85
 """Share of the memory left beside the weights that the arena takes unless told: a CPU's is shared with everybody else."""
@@ -71,7 +72,7 @@ def build(config: EngineConfig, source: ModelSource, *, progress: Progress = no_
     spec = checkpoint.spec
     max_model_len = pick_max_model_len(config.max_model_len, spec)
     layout = solve_layout(
-        make_groups(spec, dtype),
+        pick_groups(config, spec, dtype),
         arena_bytes=config.kv_memory or free_share(weight_bytes(checkpoint, dtype), device),
         profile=PROFILES["cpu" if device.type == "cpu" else "gpu"],
         hash_unit=spec.hash_unit,
@@ -126,6 +127,26 @@ def pick_dtype(dtype: str, device: torch.device) -> str:
     if dtype != "auto":
         return dtype
     return "float32" if device.type == "cpu" else "bfloat16"
+
+
+def pick_groups(config: EngineConfig, spec: ModelSpec, dtype: str) -> tuple[Group, ...]:
+    """What the layers keep, in the cache dtypes asked for; what is no key, value or entry of an indexer stays in ``dtype``.
+
+    Raises UnsupportedError where layers cannot keep it so, or have nothing of the kind.
+    """
+    kv = dtype if config.kv_cache_dtype == "auto" else full_dtype(config.kv_cache_dtype)
+    index = None if config.indexer_cache_dtype == "auto" else full_dtype(config.indexer_cache_dtype)
+    groups = make_groups(spec, CacheDtypes(kv=kv, indexer=index, conv=dtype))
+    for member in (member for group in groups for member in group.members):
+        if any(field.dtype in (FP8, FP4) and field.shard == "heads" for field in member.stream.fields):
+            kind = dict(spec.layers[member.layer].mixers)[member.mixer].name
+            raise UnsupportedError(
+                f"kv_cache_dtype {config.kv_cache_dtype}: layer {member.layer} ({kind}) keeps keys and values per head, for which "
+                "octavo has no scales; use auto, bf16 or fp32"
+            )
+    if index not in (None, kv) and groups == make_groups(spec, CacheDtypes(kv=kv, conv=dtype)):
+        raise UnsupportedError(f"indexer_cache_dtype {config.indexer_cache_dtype}: the model keeps no index keys; leave it out")
+    return groups
 
 
 def pick_max_model_len(wanted: int | None, spec: ModelSpec) -> int:

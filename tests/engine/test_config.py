@@ -27,6 +27,8 @@ def test_wrong_sizes(text: int | str) -> None:
     [
         ("model", ""),
         ("dtype", "int3"),
+        ("kv_cache_dtype", "fp4"),
+        ("indexer_cache_dtype", "int8"),
         ("device", "gpu"),
         ("kv_memory", 0),
         ("max_model_len", 0),
