@@ -173,6 +173,58 @@ def serve(
 
 
 @app.command()
+def bench(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Directory with safetensors, .gguf file, or Hub id.")],
+    concurrency: Annotated[int, typer.Option("--concurrency", "-c", help="Clients that each wait for their answer.")] = 8,
+    rate: Annotated[
+        float | None,
+        typer.Option(help="Requests a second, whether or not earlier ones are answered.", show_default=False),
+    ] = None,
+    requests: Annotated[int, typer.Option(help="Requests in each run.")] = 32,
+    input_len: Annotated[int, typer.Option(help="Tokens of every prompt.")] = 512,
+    output_len: Annotated[int, typer.Option(help="Tokens of every answer.")] = 64,
+    shared_len: Annotated[int, typer.Option(help="Tokens that all prompts begin with.")] = 0,
+    runs: Annotated[int, typer.Option(help="How often to measure; the spread is over these.")] = 3,
+    seed: Annotated[int, typer.Option(help="Of the prompts.")] = 0,
+    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    kv_memory: Memory = None,
+    max_model_len: Annotated[
+        int | None, typer.Option(help="Most tokens of prompt and output. Default: the model's own limit.", show_default=False)
+    ] = None,
+    max_num_seqs: Annotated[int, typer.Option(help="Most requests in one step.")] = 64,
+    max_num_batched_tokens: Annotated[int, typer.Option(help="Most tokens computed in one step.")] = 2048,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="File for the JSON object.", show_default=False)] = None,
+    json: Json = False,
+) -> None:
+    """Measure how fast a model answers: tokens a second, time to the first token and between tokens."""
+    from octavo.cli.bench import Load, run
+
+    load = Load(
+        concurrency=concurrency,
+        rate=rate,
+        requests=requests,
+        input_len=input_len,
+        output_len=output_len,
+        shared_len=shared_len,
+        runs=runs,
+        seed=seed,
+    )
+    run(
+        model,
+        load,
+        json=json,
+        output=output,
+        dtype=dtype,
+        device=device,
+        kv_memory=kv_memory,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+    )
+
+
+@app.command()
 def demo(
     max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", help="Most tokens to generate in each turn.")] = 48,
     kv_memory: Memory = None,

@@ -141,8 +141,8 @@ def pick_groups(config: EngineConfig, spec: ModelSpec, dtype: str) -> tuple[Grou
         if any(field.dtype in (FP8, FP4) and field.shard == "heads" for field in member.stream.fields):
             kind = dict(spec.layers[member.layer].mixers)[member.mixer].name
             raise UnsupportedError(
-                f"kv_cache_dtype {config.kv_cache_dtype}: layer {member.layer} ({kind}) keeps keys and values per head, for which "
-                "octavo has no scales; use auto, bf16 or fp32"
+                f"kv_cache_dtype {config.kv_cache_dtype}: layer {member.layer} ({kind}) keeps keys and values per head, for "
+                "which octavo has no scales; use auto, bf16 or fp32"
             )
     if index not in (None, kv) and groups == make_groups(spec, CacheDtypes(kv=kv, conv=dtype)):
         raise UnsupportedError(f"indexer_cache_dtype {config.indexer_cache_dtype}: the model keeps no index keys; leave it out")

@@ -32,8 +32,8 @@ class LLM:
     """A model that continues prompts.
 
     model: directory with safetensors, ``.gguf`` file, or Hub id. dtype: ``auto``, ``float32`` or ``bfloat16``.
-    kv_cache_dtype: ``auto``, ``fp32``, ``bf16``, ``fp16`` or ``fp8``, of keys, values, latents and compressed entries; ``auto`` is
-    ``dtype``. indexer_cache_dtype: of index keys, also ``fp4``; ``auto`` is as ``kv_cache_dtype``.
+    kv_cache_dtype: ``auto``, ``fp32``, ``bf16``, ``fp16`` or ``fp8``, of keys, values, latents and compressed entries; ``auto``
+    is ``dtype``. indexer_cache_dtype: of index keys, also ``fp4``; ``auto`` is as ``kv_cache_dtype``.
     kv_memory: bytes, or a size such as ``2GiB``, for everything the layers remember; by default a share of what is free.
     max_model_len: most tokens of one request, prompt and output.
     checkpoint_interval: tokens between regular resume points of prefixes, for models whose layers let go; costs their pages.
