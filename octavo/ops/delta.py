@@ -34,59 +34,57 @@ def _chunk(inputs: Inputs, state: Tensor) -> tuple[Tensor, Tensor]:
     S_i = D_i0 S_0 + sum_{j<=i} D_ij k_j u_j^T."""
     q, k, v, log_decay, beta = inputs
     tokens, heads, _ = v.shape
-    share = heads // k.shape[1]
-    # Rows of k and q, which meet the same keys and the same state.
-    rows = torch.cat([k, q]).repeat_interleave(share, dim=1).transpose(0, 1)
-    sums = cumulative(log_decay)
-    scores = _pair_scores(rows, sums)
-    channels = sums.view(tokens, heads, -1).transpose(0, 1)
-    kept = channels.to(v.dtype).exp()
-    reads = (rows * torch.cat([kept, kept], dim=1)) @ state
+    # k and q of a token side by side: they meet the same keys and the same state.
+    rows = torch.stack([k, q], dim=2).repeat_interleave(heads // k.shape[1], dim=1).transpose(0, 1)
+    scores, kept, left = (_head_scores if log_decay.dim() == 2 else _channel_scores)(rows, log_decay)
+    reads = ((rows * kept[:, :, None]).flatten(1, 2) @ state).unflatten(1, (tokens, 2))
     gain = beta.T[..., None]
-    wanted = (v.transpose(0, 1) - reads[:, :tokens]) * gain
-    change = torch.linalg.solve_triangular(scores[:, :tokens] * gain, wanted, upper=False, unitriangular=True)
-    out = torch.baddbmm(reads[:, tokens:], scores[:, tokens:], change)
-    pushed = rows[:, :tokens] * (channels[:, -1:] - channels).to(v.dtype).exp()
-    after = torch.baddbmm(state * kept[:, -1, :, None], pushed.mT, change)
+    wanted = (v.transpose(0, 1) - reads[:, :, 0]) * gain
+    change = torch.linalg.solve_triangular(scores[:, :, 0] * gain, wanted, upper=False, unitriangular=True)
+    out = torch.baddbmm(reads[:, :, 1], scores[:, :, 1], change)
+    after = torch.baddbmm(state * kept[:, -1, :, None], (rows[:, :, 0] * left).mT, change)
     return out.transpose(0, 1), after
 
 
-def _pair_scores(rows: Tensor, sums: Tensor) -> Tensor:
-    """Decayed products of all rows with earlier keys: [H, 2L, L], the rows of k and then of q [H, 2L, Dk]; 0 for later
-    keys, and where a key meets itself only q's rows are to be used."""
-    tokens = sums.shape[0]
-    if sums.dim() == 2:
-        decay = pair_decay(sums, rows.dtype)
-        return (rows @ rows[:, :tokens].mT) * torch.cat([decay, decay], dim=1)
-    return _channel_scores(rows.unflatten(1, (2, tokens)), sums.transpose(0, 1)).flatten(1, 2)
+# Both functions below take k and q of each token [H, L, 2, D] and log decays [L, H] or [L, H, D], and return
+# - scores [H, L, 2, L], sum_d row_i[d] D_ij[d] k_j[d] for j < i, and for j = i of q at least; 0 for j > i of q;
+# - decays from the chunk's beginning up to each token, and from each token to the chunk's end: [H, L, 1] or [H, L, D].
 
 
-def _channel_scores(rows: Tensor, sums: Tensor) -> Tensor:
-    """``sum_d row_i[d] exp(sums_i[d] - sums_j[d]) key_j[d]`` for j <= i: [H, 2, L, L], of ``rows`` [H, 2, L, D] and
-    ``sums`` [H, L, D].
+def _head_scores(rows: Tensor, log_decay: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """With a decay per head, which factors out of the product."""
+    sums = cumulative(log_decay)
+    scores = (rows.flatten(1, 2) @ rows[:, :, 0].mT).view(*rows.shape[:3], -1) * pair_decay(sums, rows.dtype)[:, :, None]
+    kept, left = ((x.to(rows.dtype).exp().T[..., None]) for x in (sums, sums[-1] - sums))
+    return scores, kept, left
 
-    A decay per channel does not factor out of the product, and exp(sums_i) exp(-sums_j) would overflow. Between the later
-    and the earlier half of a block it factors at the border, exp(sums_i - border) exp(border - sums_j), with neither
-    exponent positive. So the block is halved until single tokens are left.
+
+def _channel_scores(rows: Tensor, log_decay: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """With a decay per channel: it cannot be taken out of the product, and one exponential per token would overflow.
+
+    Between the later and the earlier half of a block the decay factors at the border, into what is left of the earlier tokens
+    there and what the later ones keep of it. So blocks are joined in pairs, beginning with single tokens, and all factors are
+    products of decays.
     """
-    heads, _, tokens, width = rows.shape
+    tokens, heads, width = log_decay.shape
     size = 1 << (tokens - 1).bit_length()
-    rows = functional.pad(rows, (0, 0, 0, size - tokens))
-    sums = torch.cat([sums, sums[:, -1:].expand(-1, size - tokens, -1)], dim=1)
-    scores = rows.new_zeros(heads, 2, size, size)
-    scores.diagonal(dim1=2, dim2=3).copy_((rows * rows[:, :1]).sum(-1))
-    half = size // 2
-    while half:
-        blocks = size // (2 * half)
-        logs = sums.view(heads, blocks, 2, half, width)
-        border = logs[:, :, 0, -1:]
-        halves = rows.view(heads, 2, blocks, 2, half, width)
-        later = halves[:, :, :, 1] * (logs[:, :, 1] - border).to(rows.dtype).exp()[:, None]
-        earlier = halves[:, :1, :, 0] * (border - logs[:, :, 0]).to(rows.dtype).exp()[:, None]
-        corner = scores.view(heads, 2, blocks, 2, half, blocks, 2, half)[:, :, :, 1, :, :, 0].diagonal(dim1=2, dim2=4)
-        corner.copy_((later @ earlier.mT).permute(0, 1, 3, 4, 2))
-        half //= 2
-    return scores[:, :, :tokens, :tokens]
+    rows = functional.pad(rows, (0, 0, 0, 0, 0, size - tokens))
+    kept = functional.pad(log_decay.transpose(0, 1), (0, 0, 0, size - tokens)).exp_()
+    left = torch.ones_like(kept)
+    scores = rows.new_zeros(heads, size, 2, size)
+    scores[:, :, 1].diagonal(dim1=1, dim2=2).copy_((rows[:, :, 1] * rows[:, :, 0]).sum(-1))
+    half = 1
+    while half < size:
+        pairs = (heads, size // (2 * half), 2, half)
+        begin, end, both = kept.view(*pairs, width), left.view(*pairs, width), rows.view(*pairs, 2, width)
+        later = (both[:, :, 1] * begin[:, :, 1, :, None]).flatten(2, 3)
+        earlier = both[:, :, 0, :, 0] * end[:, :, 0]
+        corner = scores.view(*pairs, 2, *pairs[1:])[:, :, 1, :, :, :, 0].diagonal(dim1=1, dim2=4)
+        corner.copy_((later @ earlier.mT).unflatten(2, (half, 2)).permute(0, 2, 3, 4, 1))
+        end[:, :, 0] *= begin[:, :, 1, -1:]
+        begin[:, :, 1] *= begin[:, :, 0, -1:]
+        half *= 2
+    return scores[:, :tokens, :, :tokens], kept[:, :tokens], left[:, :tokens]
 
 
 def _step(inputs: Inputs, state: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from octavo.ops.linear import DECAYED, recur
+from octavo.ops.linear import CHUNK, decayed_chunk, decayed_step, recur
 from octavo.ops.ragged import Inputs, Kernel, Ragged, scan, work_dtype
 
-# Mamba-1 has no form in matrix products: a chunk holds its states, so it should fit a cache.
-_CHUNK = 32
-_WIDTH = 1
+# Mamba-1 has no form in matrix products: a chunk holds the states after all its tokens, which should fit a cache.
+_STATES = 16
 
 
 def selective_scan(
@@ -25,22 +24,25 @@ def selective_scan(
     states [E, I, N], both in float32, or float64 where anything given is.
     """
     dtype = work_dtype(u, dt, a, b, c, state)
-    rate = a.to(dtype)
+    # Channels last, since they are many and states per channel few.
+    rate = a.to(dtype).T.contiguous()
 
     def discretise(inputs: Inputs) -> tuple[Tensor, Tensor]:
         u, dt, b, _ = inputs
-        return (dt[..., None] * rate).exp_(), (dt * u)[..., None] * b[:, None]
+        return (dt[..., None, :] * rate).exp_(), (dt * u)[..., None, :] * b[..., None]
 
     def chunk(inputs: Inputs, state: Tensor) -> tuple[Tensor, Tensor]:
-        states = recur(*discretise(inputs), state, width=_WIDTH)
-        return (states @ inputs[3][..., None])[..., 0], states[-1]
+        states = recur(*discretise(inputs), state, width=1)
+        return (inputs[3][..., None, :] @ states)[..., 0, :], states[-1]
 
     def step(inputs: Inputs, state: Tensor) -> tuple[Tensor, Tensor]:
         decay, push = discretise(inputs)
         after = push.addcmul_(decay, state)
-        return (after @ inputs[3][..., None])[..., 0], after
+        return (inputs[3][..., None, :] @ after)[..., 0, :], after
 
-    return scan(Kernel(chunk=chunk, step=step, size=_CHUNK), (u, dt, b, c), state, ragged, out_shape=u.shape[1:], dtype=dtype)
+    kernel = Kernel(chunk=chunk, step=step, size=_STATES)
+    y, emitted = scan(kernel, (u, dt, b, c), state.mT, ragged, out_shape=u.shape[1:], dtype=dtype)
+    return y, emitted.mT
 
 
 def ssd_scan(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor, ragged: Ragged) -> tuple[Tensor, Tensor]:
@@ -50,6 +52,15 @@ def ssd_scan(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tens
     [R, H, P, N]. Returns ``y`` [T, H, P] and the states [E, H, P, N], both in float32, or float64 where anything given is.
     """
     dtype = work_dtype(x, dt, a, b, c, state)
-    step = dt.to(dtype)
-    inputs = (c, b, x.to(dtype) * step[..., None], step * a.to(dtype))
-    return scan(DECAYED, inputs, state, ragged, out_shape=x.shape[1:], dtype=dtype)
+    rate = a.to(dtype)
+
+    def discretise(inputs: Inputs) -> Inputs:
+        x, dt, b, c = inputs
+        return c, b, x * dt[..., None], dt * rate
+
+    kernel = Kernel(
+        chunk=lambda inputs, now: decayed_chunk(discretise(inputs), now),
+        step=lambda inputs, now: decayed_step(discretise(inputs), now),
+        size=CHUNK,
+    )
+    return scan(kernel, (x, dt, b, c), state, ragged, out_shape=x.shape[1:], dtype=dtype)
