@@ -28,7 +28,7 @@ from octavo.runner.weights import Progress, no_progress, safetensors_weights
 from octavo.sched.scheduler import Scheduler
 from octavo.spec.family import Families, Family
 from octavo.spec.group import Group, make_groups
-from octavo.spec.hf import family_of, find_families, load_config, read_spec
+from octavo.spec.hf import family_of, find_families, load_config, read_spec, weight_block
 from octavo.spec.kind import ModelSpec
 from octavo.spec.stream import FP4, FP8, CacheDtypes, full_dtype
 
@@ -198,7 +198,7 @@ def open_checkpoint(source: ModelSource, families: Families, progress: Progress 
         family=family,
         eos_token_ids=_eos(source.path, config),
         digest=digest_of(config, sorted(source.path.glob("*.safetensors"))),
-        weights=lambda _: safetensors_weights(source.path, family, progress=progress),
+        weights=lambda _: safetensors_weights(source.path, family, block=weight_block(config), progress=progress),
     )
 
 

@@ -38,6 +38,9 @@ _BLOCKS: Final = MappingProxyType(
 )
 """Elements that share a scale, by field and dtype."""
 
+E2M1: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+"""Value of each 4-bit code: sign, two bits of exponent, one of mantissa."""
+
 _BIAS, _LEAST, _MOST = 127, -126, 127
 """Of 8-bit exponents, and of float32's; scales stay normal numbers there."""
 
@@ -194,9 +197,7 @@ def _dequantise(kept: Tensor, scales: Tensor, block: int) -> Tensor:
     return (_blocks(values, block) * scales[..., :count].float()[..., None]).flatten(-2)[..., :size]
 
 
-def e2m1(packed: Tensor) -> Tensor:
-    """uint8 [..., n] -> float32 [..., 2 n]: two 4-bit floats in a byte, the earlier in its low half."""
-    codes = torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)
-    exponent, mantissa = ((codes >> 1) & 3).int(), (codes & 1).float()
-    size = torch.where(exponent == 0, mantissa * 0.5, (1 + mantissa * 0.5) * _power(exponent - 1))
-    return torch.where(codes > 7, -size, size)
+def e2m1(packed: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """uint8 [..., n] -> [..., 2 n]: two 4-bit floats in a byte, the earlier in its low half."""
+    values = torch.tensor(E2M1, dtype=dtype, device=packed.device)
+    return torch.stack((values[(packed & 15).int()], values[(packed >> 4).int()]), dim=-1).flatten(-2)

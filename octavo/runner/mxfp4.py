@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from octavo.base import ConfigError
-
-E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-"""Value of each 4-bit code: sign, two bits of exponent, one of mantissa."""
+from octavo.ops.codec import e2m1
 
 E8M0_BIAS = 127
 
@@ -25,7 +23,5 @@ def dequantise(blocks: Tensor, scales: Tensor) -> Tensor:
         raise ConfigError(
             f"MXFP4 blocks {blocks.dtype} {tuple(blocks.shape)} and scales {scales.dtype} {tuple(scales.shape)} do not match"
         )
-    values = torch.tensor(E2M1, dtype=torch.bfloat16, device=blocks.device)
-    pairs = torch.stack((values[(blocks & 15).int()], values[(blocks >> 4).int()]), dim=-1)
     exponents = scales.float() - E8M0_BIAS
-    return (pairs.flatten(-2) * torch.exp2(exponents).to(torch.bfloat16)[..., None]).flatten(-2)
+    return (e2m1(blocks, torch.bfloat16) * torch.exp2(exponents).to(torch.bfloat16)[..., None]).flatten(-2)

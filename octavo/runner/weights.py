@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from octavo.base import ConfigError
 from octavo.nn.decoder import Decoder
+from octavo.runner.blocks import Block, are_scales, read
 from octavo.runner.mxfp4 import dequantise
 from octavo.runner.repack import Piece, pieces
 from octavo.spec.family import Family
@@ -48,24 +49,24 @@ def safetensors_files(directory: Path) -> list[Path]:
 
 
 def safetensors_weights(
-    directory: str | Path, family: Family, *, progress: Progress = no_progress
+    directory: str | Path, family: Family, *, block: Block = (128, 128), progress: Progress = no_progress
 ) -> Iterator[tuple[str, Tensor]]:
-    """All weights of a checkpoint directory in their stored dtype, under module names; MXFP4 ones as bfloat16.
+    """All weights of a checkpoint directory under module names, in their stored dtype; quantised ones as floats.
 
-    The latter come as ``[experts, inputs, outputs]``, the arrangement that Transformers has for them where they are not
-    quantised.
+    block: rows and columns of fp8 weights that share a scale. Fused MXFP4 experts come as ``[experts, inputs, outputs]``, the
+    arrangement that Transformers has for them where they are not quantised.
     """
     files = safetensors_files(Path(directory))
     handles = [safe_open(file, framework="pt") for file in files]
     names = [(handle, name) for handle in handles for name in handle.keys()]  # noqa: SIM118
     where = {name: handle for handle, name in names}
     packed = "mxfp4" in family.quantised
-    for done, (handle, name) in enumerate(names):
+    for done, (_, name) in enumerate(names):
         module = family.module_name(name)
         if packed and name.endswith("_scales") and f"{name.removesuffix('_scales')}_blocks" in where:
             module = None
-        if module is not None:
-            tensor, scales = handle.get_tensor(name), f"{name.removesuffix('_blocks')}_scales"
+        if module is not None and not are_scales(name, where):
+            tensor, scales = read(name, where, block), f"{name.removesuffix('_blocks')}_scales"
             if packed and name.endswith("_blocks") and scales in where:
                 module, tensor = module.removesuffix("_blocks"), dequantise(tensor, where[scales].get_tensor(scales)).mT
             yield module, tensor

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from octavo.base import ConfigError, UnsupportedError
-from octavo.spec.kind import Config, Kind, LayerSpec
+from octavo.spec.kind import Config, Kind, LayerSpec, ModelSpec
 
 Rename = tuple[str, str]
 """(regular expression, replacement), applied to whole tensor names; the first that matches decides."""
@@ -71,6 +71,10 @@ def _no_options(config: Config) -> Mapping[str, Any]:
     return {}
 
 
+def _usual_unit(config: Config) -> int:
+    return ModelSpec.hash_unit
+
+
 @dataclass(frozen=True, kw_only=True)
 class Family:
     """One model family.
@@ -79,13 +83,14 @@ class Family:
     normalize: config with the class defaults filled in and the family's quirks as explicit keys; refuses, unless it is for
         ``PLANNING``, what octavo cannot run with UnsupportedError naming the field.
     defaults: what the class takes where the file is silent, of what ``normalize`` fills in.
-    layers, parameters: from the normalized config, the layer list and the number of weights of the text model.
+    layers, parameters, hash_unit: from the normalized config, the layer list, the number of weights of the text model, and the
+        tokens of a hash unit.
     module: ``module:Class`` of the torch model: ``Class(spec, dtype=, device=)``. None: memory can be planned for the family,
         but it cannot be run, and what follows is empty. options: what ``module`` needs beyond the layers.
     names: checkpoint tensor name -> module name. ignored: patterns of checkpoint tensors that are not weights of the text
     model. repack: what of the rest is stored in another arrangement; the first rule that matches decides.
     drafts: pattern of module names whose group is a layer's number; behind the last one they are for drafting, and left out.
-    quantised: values of ``quantization_config.quant_method`` whose weights are dequantised as they are read.
+    quantised: values of ``quantization_config.quant_method``, beside fp8, whose weights are dequantised as they are read.
     """
 
     name: str
@@ -94,6 +99,7 @@ class Family:
     layers: Callable[[Config], tuple[LayerSpec, ...]]
     defaults: Mapping[str, Any] = field(default_factory=dict)
     parameters: Callable[[Config], int] | None = None
+    hash_unit: Callable[[Config], int] = _usual_unit
     module: str | None = None
     options: Callable[[Config], Mapping[str, Any]] = _no_options
     names: tuple[Rename, ...] = ()

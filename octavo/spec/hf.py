@@ -98,6 +98,7 @@ def read_spec(config: Config, *, families: Families | None = None, planning: boo
         layers=family.layers(normal),
         vocab_size=count(normal, "vocab_size"),
         max_model_len=count(normal, "max_position_embeddings"),
+        hash_unit=family.hash_unit(normal),
         options={} if planning else dict(family.options(normal)),
         assumed={name: value for name, value in family.defaults.items() if name not in text and type(value) is int},
         parameters=family.parameters(normal) if planning and family.parameters else None,
@@ -112,10 +113,28 @@ def _check_runs(text: Config, family: Family) -> None:
         raise UnsupportedError(f"model_type {text.get('model_type')!r} can be planned but not run yet")
     if text.get("quantization_config"):
         method = text["quantization_config"].get("quant_method", "unknown")
-        if method not in family.quantised:
+        if method == "fp8":
+            weight_block(text)
+        elif method not in family.quantised:
             raise UnsupportedError(
                 f"quantization_config (quant_method {method!r}) is not supported; give an unquantised checkpoint or a GGUF file"
             )
+
+
+def weight_block(config: Mapping[str, Any]) -> tuple[int, int]:
+    """Rows and columns of fp8 weights that share a scale; DeepSeek's where nothing is fp8.
+
+    Raises UnsupportedError where the config does not say.
+    """
+    quantised = text_config(config).get("quantization_config") or {}
+    if quantised.get("quant_method") != "fp8":
+        return 128, 128
+    block = quantised.get("weight_block_size")
+    if not isinstance(block, list | tuple) or len(block) != 2 or any(type(size) is not int or size < 1 for size in block):
+        raise UnsupportedError(
+            f"quantization_config.weight_block_size {block!r} is not supported; fp8 weights need scales of [rows, columns]"
+        )
+    return block[0], block[1]
 
 
 def _check_kinds_run(spec: ModelSpec) -> None:
