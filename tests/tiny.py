@@ -291,7 +291,7 @@ SPECS = MappingProxyType(
 """Name -> config beyond ``BASE``. The first of each family carries its name."""
 
 
-EMBEDDINGS = MappingProxyType({"gemma3n_text": 0.05, "gemma4_text": 0.05})
+EMBEDDINGS = MappingProxyType({"gemma3n_text": 0.05, "gemma4_text": 0.05, "recurrent_gemma": 0.05})
 """Deviation of the embeddings where the usual one lets a token repeat itself: these models scale them up and reuse them."""
 
 
@@ -300,9 +300,13 @@ def reinitialise(model: torch.nn.Module, seed: int) -> None:
     """Weights large enough that logits differ: the default deviation of 0.02 makes tiny models nearly constant."""
     generator = torch.Generator().manual_seed(seed)
     embeddings = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
-    for _, weight in sorted(model.named_parameters()):
+    for name, weight in sorted(model.named_parameters()):
         noise = torch.randn(weight.shape, generator=generator)
-        if id(weight) in embeddings:
+        if name.endswith("dt_bias") and float(weight.mean()) > 0.5:
+            weight.add_(noise * 0.1 - 2.5)  # Long time steps, as some classes begin with, forget within a few tokens.
+        elif name.endswith(("linear_attn.A_log", "forget_gate.A_log")):
+            weight.copy_(torch.log(torch.rand(weight.shape, generator=generator) * 0.98 + 0.02))
+        elif id(weight) in embeddings:
             weight.copy_(noise * EMBEDDINGS.get(model.config.model_type, 0.2 if model.config.tie_word_embeddings else 1.0))
         elif weight.dim() >= 2:
             weight.copy_(noise * 1.2 / weight.shape[-1] ** 0.5)

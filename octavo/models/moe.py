@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from octavo.models.weights import attention, biased, experts, gated_mlp, mixers
 from octavo.spec.attention import AttentionParams
-from octavo.spec.family import Repack
+from octavo.spec.family import Rename, Repack
 from octavo.spec.kind import Config, LayerSpec, count
 
 WHERE: Final = r"(model\.layers\.\d+\.mlp\.experts)"
@@ -20,6 +20,16 @@ ONE_BY_ONE: Final = (
     Repack(pattern=rf"{WHERE}\.(\d+)\.down_proj\.weight", into=(r"\1.down_proj",), index=r"\2"),
 )
 """Checkpoints with three tensors for every expert. The stacks that Transformers makes of them are octavo's own."""
+
+W_ONE_BY_ONE: Final = (
+    Repack(pattern=rf"{WHERE}\.(\d+)\.w1\.weight", into=(r"\1.gate_up_proj",), index=r"\2", half=0),
+    Repack(pattern=rf"{WHERE}\.(\d+)\.w3\.weight", into=(r"\1.gate_up_proj",), index=r"\2", half=1),
+    Repack(pattern=rf"{WHERE}\.(\d+)\.w2\.weight", into=(r"\1.down_proj",), index=r"\2"),
+)
+"""The same by Mixtral's names."""
+
+MIXTRAL_NAMES: Final[tuple[Rename, ...]] = ((r"(.*)\.block_sparse_moe\.(.*)", r"\1.mlp.\2"),)
+"""Where Mixtral's descendants have their experts."""
 
 
 def transposed(*, interleaved: bool) -> tuple[Repack, ...]:

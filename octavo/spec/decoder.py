@@ -47,3 +47,14 @@ class DecoderOptions:
     def __post_init__(self) -> None:
         if self.activation not in ACTIVATIONS:
             raise UnsupportedError(f"hidden_act {self.activation!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightedOptions(DecoderOptions):
+    """Options of ``octavo.nn.weighted:WeightedDecoder``: factors of the normed input and of what is added to it.
+
+    mixer_factors: of each layer's mixer. mlp_factors: of every MLP.
+    """
+
+    mixer_factors: tuple[tuple[float, float], ...]
+    mlp_factors: tuple[float, float]

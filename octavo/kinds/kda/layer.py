@@ -23,7 +23,7 @@ class KimiDeltaLayer(DeltaRule):
             return nn.Linear(inputs, outputs, bias=False, dtype=dtype, device=device)
 
         inner = heads * dim
-        self.qkv_proj = linear(size, 3 * inner)
+        self.q_proj, self.k_proj, self.v_proj = linear(size, inner), linear(size, inner), linear(size, inner)
         self.f_a_proj, self.f_b_proj = linear(size, dim), linear(dim, inner)
         self.g_a_proj, self.g_b_proj = linear(size, dim), linear(dim, inner)
         self.b_proj, self.o_proj = linear(size, heads), linear(inner, size)
@@ -37,7 +37,7 @@ class KimiDeltaLayer(DeltaRule):
         split = (-1, self.kind.num_heads, self.kind.head_dim)
         speed = F.softplus(wide(self.f_b_proj(self.f_a_proj(hidden))) + self.dt_bias).view(split)
         return DeltaInputs(
-            qkv=self.qkv_proj(hidden),
+            qkv=torch.cat([self.q_proj(hidden), self.k_proj(hidden), self.v_proj(hidden)], dim=-1),
             log_decay=-self.A_log[0].exp() * speed,
             beta=self.b_proj(hidden).sigmoid(),
             gate=self.g_b_proj(self.g_a_proj(hidden)).view(split),
