@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from octavo import LLM, RequestOutput, SamplingParams
+from octavo.base import CapacityError
 from tests import tiny, tiny_compressed, tiny_delta, tiny_latent, tiny_ssm
 
 THOROUGH = ("llama", "qwen3", "gemma3")
@@ -172,15 +173,22 @@ def test_all_ways(root: Path, name: str) -> None:
     assert ids(warm) == expected
     unit = mixed.core.scheduler.cache.layout.hash_unit
     assert [output.num_cached_tokens for output in warm] == [(length - 1) // unit * unit for length in LENGTHS]
-    for caching in (True, False):
-        assert any(preemptions(root, name, cases, alone, share, caching) for share in (1.5, 1.75, 2))
+    # Where nothing grows, what is admitted is never in anybody's way; tests/faults/test_states.py takes pages from such requests.
+    if any(group.fixed is None for group in mixed.core.scheduler.cache.layout.groups):
+        for caching in (True, False):
+            assert any(preemptions(root, name, cases, alone, share, caching) for share in (1.5, 1.75, 2, 2.5, 3))
 
 
-def preemptions(
-    root: Path, name: str, cases: Cases, alone: list[RequestOutput], share: float, caching: bool
-) -> int:
-    """How often a request gave way in ``share`` times what one needs; the output is right however often that is."""
+def preemptions(root: Path, name: str, cases: Cases, alone: list[RequestOutput], share: float, caching: bool) -> int:
+    """How often a request gave way in ``share`` times what one held; the output is right however often that is.
+
+    0 also where that is too little for any: besides what it holds, a request is charged for a copy of a shared block.
+    """
     memory = int(max(output.cache_report.peak_bytes for output in alone) * share)
-    llm = engine(root, name, kv_memory=memory, max_model_len=128, enable_prefix_caching=caching, max_num_batched_tokens=33)
-    assert ids(generate(llm, [prompt for prompt, _ in cases])) == [tokens for _, tokens in cases]
+    try:
+        llm = engine(root, name, kv_memory=memory, max_model_len=128, enable_prefix_caching=caching, max_num_batched_tokens=33)
+        outputs = generate(llm, [prompt for prompt, _ in cases])
+    except CapacityError:
+        return 0
+    assert ids(outputs) == [tokens for _, tokens in cases]
     return llm.core.scheduler.num_preemptions
