@@ -92,6 +92,8 @@ def latent_attention(params: LatentParams) -> int:
         made = size * queries
     else:
         made = size * params.q_lora_rank + params.q_lora_rank + params.q_lora_rank * queries
+    if params.bias:
+        made += (params.q_lora_rank or 0) + rank + params.rope_dim + size
     made += size * (rank + params.rope_dim) + rank + rank * heads * (params.nope_dim + params.value_dim)
     return made + heads * params.value_dim * size
 

@@ -1,7 +1,7 @@
 """Index scores and the choice of the entries that sparse attention reads (DeepSeek-V3.2's lightning indexer, and V4's).
 
-Owns ``index_scores``, ``choose`` and ``select``. Knows no pages and no rotation: queries and keys come as they are to be
-multiplied, their entries numbered from 0.
+Owns ``index_scores``, ``choose`` and ``select``, whose entries are numbered from 0, and ``pick``, which asks them for all
+requests of a step. Knows no rotation: queries and keys come as they are to be multiplied.
 
 A choice is a function of the scores alone. Scores are often exactly equal, since the ReLU makes zeros of all that is negative;
 torch's top-k breaks such ties differently for every length, so the lowest number wins here, always.
@@ -11,6 +11,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from octavo.ops.entries import of_bucket, of_request
+from octavo.ops.paged import CacheView
 
 TILE_PRODUCTS = 1 << 22
 """Most products (queries x heads x keys) that exist at once."""
@@ -88,5 +91,24 @@ def select(q: Tensor, weights: Tensor, keys: Tensor, visible: Tensor, k: int) ->
         mine = slice(first, first + tile)
         own = keys[mine] if keys.dim() == 3 else keys[: int(visible[mine][-1])]
         found = choose(index_scores(q[mine], weights[mine], own), visible[mine], k)
+        chosen[mine, : found.shape[1]] = found
+    return chosen
+
+
+def pick(q: Tensor, weights: Tensor, view: CacheView, positions: Tensor, k: int) -> Tensor:
+    """``select`` for every token of a step, among all tokens up to itself: int64 [T, k].
+
+    q: [T, H, D]. weights: [T, H]. view: part ``key`` [D] of every token, the step's own included. positions: int64 [T].
+    """
+    wide, chosen = torch.promote_types(q.dtype, torch.float32), positions.new_full((q.shape[0], k), -1)
+    for bucket in view.batch.decodes:
+        own = bucket.tokens
+        keys = of_bucket(view, bucket, wide)["key"]
+        found = select(q[own], weights[own], keys, positions[own] + 1, k)
+        chosen[own, : found.shape[1]] = found
+    for request in view.batch.requests:
+        mine = slice(*request.query)
+        keys = of_request(view, request, wide)["key"]
+        found = select(q[mine], weights[mine], keys, positions[mine] + 1, k)
         chosen[mine, : found.shape[1]] = found
     return chosen

@@ -9,12 +9,14 @@ the rotated part in bfloat16.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
 from octavo.base import ConfigError, ceil_div, round_up
-from octavo.spec.kind import Config, count
+from octavo.spec.kind import PLANNING, Config, count
 from octavo.spec.law import Everything, Law, Tail
+from octavo.spec.rope import RopeParams, read_rope
 from octavo.spec.stream import FP4, FP8, CacheDtypes, Field, Stream
 
 INDEX_FP8_BLOCK: Final = 128
@@ -32,10 +34,12 @@ COMPRESSED_FP8_BLOCK: Final = 64
 
 @dataclass(frozen=True, kw_only=True)
 class LatentParams:
-    """Shapes of multi-head latent attention (DeepSeek-V2, 2024).
+    """Shapes and numbers of multi-head latent attention (DeepSeek-V2, 2024).
 
     What is kept per token is a latent of ``kv_lora_rank`` elements behind its norm and one rotated key of ``rope_dim`` that all
-    heads share. q_lora_rank: None where queries come from the hidden state directly.
+    heads share. q_lora_rank: None where queries come from the hidden state directly. rope: of the last ``rope_dim`` elements of
+    queries and keys; None where nothing is rotated, and in parameters for planning. norm_eps: of the norms of both latents.
+    bias: of the projections from and to the hidden state, but for queries that come from it directly.
     """
 
     hidden_size: int
@@ -45,10 +49,25 @@ class LatentParams:
     nope_dim: int
     value_dim: int
     q_lora_rank: int | None = None
+    rope: RopeParams | None = None
+    norm_eps: float = 1e-6
+    bias: bool = False
+
+    @property
+    def scale(self) -> float:
+        """Factor of the scores: a head's size, and the square of YaRN's magnitude by ``mscale_all_dim``."""
+        scale, rope = float(self.nope_dim + self.rope_dim) ** -0.5, self.rope
+        if rope is None or rope.rope_type == "default" or not rope.mscale_all_dim or rope.factor <= 1:
+            return scale
+        return scale * (0.1 * rope.mscale_all_dim * math.log(rope.factor) + 1.0) ** 2
 
 
-def read_latent(config: Config) -> LatentParams:
-    """Parameters by DeepSeek's key names. Raises ConfigError naming the field."""
+def read_latent(config: Config, layer_type: str) -> LatentParams:
+    """Parameters of layers of ``layer_type`` by DeepSeek's key names. Raises ConfigError or UnsupportedError naming the field.
+
+    ``rope_parameters`` may be one mapping per layer type, with None where nothing is rotated. Classes of Transformers give the
+    latents' norms an epsilon of their own, 1e-6; a family in which it is another sets ``latent_norm_eps``.
+    """
     return LatentParams(
         hidden_size=count(config, "hidden_size"),
         num_heads=count(config, "num_attention_heads"),
@@ -57,6 +76,9 @@ def read_latent(config: Config) -> LatentParams:
         nope_dim=count(config, "qk_nope_head_dim"),
         value_dim=count(config, "v_head_dim"),
         q_lora_rank=None if config.get("q_lora_rank") is None else count(config, "q_lora_rank"),
+        rope=None if config.get(PLANNING) else read_rope(config, layer_type),
+        norm_eps=float(config.get("latent_norm_eps", 1e-6)),
+        bias=bool(config.get("attention_bias", False)),
     )
 
 
