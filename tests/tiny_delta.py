@@ -13,13 +13,13 @@ FULL, LINEAR = "full_attention", "linear_attention"
 
 DELTA = MappingProxyType(
     {
-        "num_hidden_layers": 4,
+        "num_hidden_layers": 3,
         "head_dim": 16,
         "linear_key_head_dim": 16,
         "linear_value_head_dim": 16,
         "linear_num_key_heads": 2,
         "linear_num_value_heads": 4,
-        "layer_types": [LINEAR, LINEAR, FULL, LINEAR],
+        "layer_types": [LINEAR, FULL, LINEAR],
     }
 )
 EXPERTS = MappingProxyType(
@@ -28,7 +28,7 @@ EXPERTS = MappingProxyType(
 GRIFFIN = MappingProxyType(
     {
         "model_type": "recurrent_gemma",
-        "num_hidden_layers": 5,
+        "num_hidden_layers": 4,
         "num_key_value_heads": 1,
         "intermediate_size": 192,
         "attention_window_size": 16,
@@ -39,7 +39,7 @@ MINIMAX = MappingProxyType(
     {
         "model_type": "minimax",
         "intermediate_size": 48,
-        "num_hidden_layers": 4,
+        "num_hidden_layers": 3,
         "head_dim": 16,
         "block_size": 16,
         "num_local_experts": 4,
@@ -53,8 +53,8 @@ SPECS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
     {
         "lfm2": {
             "model_type": "lfm2",
-            "num_hidden_layers": 5,
-            "layer_types": ["conv", "conv", FULL, "conv", FULL],
+            "num_hidden_layers": 4,
+            "layer_types": ["conv", FULL, "conv", FULL],
             "block_multiple_of": 16,
         },
         "lfm2_biased": {
@@ -71,8 +71,7 @@ SPECS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
             "model_type": "qwen3_next",
             **DELTA,
             **EXPERTS,
-            "num_hidden_layers": 3,
-            "layer_types": [LINEAR, FULL, LINEAR],
+            "layer_types": [LINEAR, LINEAR, FULL],
             "head_dim": 24,
             "linear_num_key_heads": 3,
             "linear_num_value_heads": 3,
@@ -96,8 +95,8 @@ SPECS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
         "qwen3_5_moe": {"model_type": "qwen3_5_moe_text", **DELTA, **EXPERTS, "linear_num_value_heads": 2},
         "olmo_hybrid": {
             "model_type": "olmo_hybrid",
-            "num_hidden_layers": 4,
-            "layer_types": [LINEAR, LINEAR, FULL, LINEAR],
+            "num_hidden_layers": 3,
+            "layer_types": [LINEAR, FULL, LINEAR],
             "linear_key_head_dim": 12,
             "linear_value_head_dim": 24,
             "linear_num_key_heads": 2,
@@ -108,15 +107,15 @@ SPECS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
             "linear_allow_neg_eigval": False,
             "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
         },
-        "minimax": {**MINIMAX, "layer_types": [LINEAR, LINEAR, FULL, LINEAR]},
-        "minimax_full_first": {**MINIMAX, "num_hidden_layers": 3},
+        "minimax": {**MINIMAX, "layer_types": [LINEAR, FULL, LINEAR]},
+        "minimax_full_first": dict(MINIMAX),
         "recurrent_gemma": dict(GRIFFIN),
         "recurrent_gemma_wide": {**GRIFFIN, "hidden_size": 96, "lru_width": 96, "conv1d_width": 3, "attention_bias": True},
         "kimi_linear": {
             "model_type": "kimi_linear",
-            "num_hidden_layers": 4,
+            "num_hidden_layers": 3,
             "num_key_value_heads": 4,
-            "layer_types": [LINEAR, FULL, LINEAR, LINEAR],
+            "layer_types": [LINEAR, FULL, LINEAR],
             "linear_head_dim": 16,
             "linear_num_heads": 3,
             "kv_lora_rank": 32,
@@ -127,6 +126,6 @@ SPECS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
             "num_local_experts": 8,
             "num_experts_per_tok": 2,
         },
-        "linear_transformer": {"model_type": "linear_transformer", "num_hidden_layers": 3, "head_dim": 12},
+        "linear_transformer": {"model_type": "linear_transformer", "num_hidden_layers": 2, "head_dim": 12},
     }
 )
