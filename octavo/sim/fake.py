@@ -6,6 +6,7 @@ knows no scheduler and no cache manager, so it cannot repeat their mistakes.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -104,7 +105,8 @@ class ShadowArena:
     def __init__(self, layout: CacheLayout) -> None:
         self.layout = layout
         self.pages: dict[int, ShadowPage] = {}
-        self._cover = [-1] * layout.arena.scratch_unit
+        self._starts: list[int] = []
+        self._longest = max(group.page_units for group in layout.groups)
 
     def page(self, start: int) -> ShadowPage | None:
         """The page written at unit ``start``, unless something was written over it."""
@@ -121,18 +123,24 @@ class ShadowArena:
     def place(self, start: int, page: ShadowPage) -> ShadowPage:
         """Put a whole page at ``start``. Raises Violation where it would leave the arena or cross a slab's border."""
         slab = self.layout.arena.slab_units
-        if start < 0 or start + page.units > len(self._cover) or start // slab != (start + page.units - 1) // slab:
+        if (
+            start < 0
+            or start + page.units > self.layout.arena.scratch_unit
+            or start // slab != (start + page.units - 1) // slab
+        ):
             raise Violation(f"page at unit {start} of {page.units} units lies outside the arena or across two slabs")
         self.wipe(start, page.units)
         self.pages[start] = page
-        self._cover[start : start + page.units] = [start] * page.units
+        insort(self._starts, start)
         return page
 
     def wipe(self, start: int, units: int) -> None:
         """Forget every page that touches units ``[start, start + units)``."""
-        for covering in set(self._cover[start : start + units]) - {-1}:
-            gone = self.pages.pop(covering)
-            self._cover[covering : covering + gone.units] = [-1] * gone.units
+        low, high = bisect_right(self._starts, start - self._longest), bisect_left(self._starts, start + units)
+        for near in self._starts[low:high]:
+            if near + self.pages[near].units > start:
+                del self.pages[near]
+                self._starts.remove(near)
 
     def copy(self, job: CopyJob) -> None:
         """Run one copy job. A source that holds nothing known makes the target unknown too."""
@@ -162,12 +170,14 @@ def read_intervals(law: Law, part: Part) -> tuple[Interval, ...]:
 
     Fresh: the past of every token, up to ``start``. Write first: the past of every token and the token itself.
     """
-    limit = part.start if part.fresh else part.stop
+    limit, last = part.start if part.fresh else part.stop, part.stop - 1
+    if law.needs(last) == ((0, last),):
+        return ((0, limit),) if limit else ()
     wanted: set[Interval] = set() if part.fresh else {(part.start, part.stop)}
     for token in range(part.start, part.stop):
         needs = law.needs(token)
         wanted.update((start, min(stop, limit)) for start, stop in needs if start < limit)
-        if part.fresh and needs and needs[0] == (0, token):
+        if part.fresh and law.first(token) >= limit:
             break
     return _union(wanted)
 
@@ -365,8 +375,9 @@ class FakeRunner:
                 self._read(group, step, part, read_intervals(law, part), traffic)
 
     def _read(self, group: int, step: GroupStep, part: Part, intervals: tuple[Interval, ...], traffic: Traffic) -> None:
+        table = step.table[step.rows[part.index]].tolist()
         for block, first, last in _pieces(intervals, step.block_tokens):
-            unit = int(step.table[step.rows[part.index], step.column(block)])
+            unit = table[step.column(block)]
             offset = block * step.block_tokens
             page = self.arena.page(unit)
             found = None if page is None or page.group != group else page.rows[first - offset : last - offset]
@@ -382,24 +393,20 @@ class FakeRunner:
             traffic.note_read(group, unit, part.request_id, (1 << last - offset) - (1 << first - offset))
 
     def _write(self, group: int, step: GroupStep, part: Part, plan: StepPlan, traffic: Traffic) -> None:
-        base = int(plan.query_start[part.index]) - part.start
         held = self._watch.held(part.request_id, group) if self._watch else None
-        for position in range(part.start, part.stop):
-            unit, row = int(step.write_page[base + position]), int(step.write_row[base + position])
-            if unit < 0:
-                continue
+        for unit, row, position, count in _runs(step, part, int(plan.query_start[part.index])):
             where = f"{part.request_id}: group {group} writes token {position} to unit {unit} row {row}"
-            if row != position % step.block_tokens:
-                raise Violation(f"{where}, should be row {position % step.block_tokens}")
+            if row != position % step.block_tokens or row + count > step.block_tokens:
+                raise Violation(f"{where} and {count - 1} more, should be row {position % step.block_tokens}")
             if row < self._shared.get((group, unit), 0):
                 raise Violation(f"{where}, which the prefix index offers to others")
             if held is not None and unit not in held:
                 raise Violation(f"{where}, a page that it does not hold")
-            first = traffic.note_write(group, unit, part.request_id, 1 << row)
+            first = traffic.note_write(group, unit, part.request_id, (1 << count) - 1 << row)
             if first != part.request_id:
                 raise Violation(f"{where}, where {first} writes in the same step")
-            self.arena.claim(unit, group).rows[row] = part.truth.records[position]
-            self.entries_written += 1
+            self.arena.claim(unit, group).rows[row : row + count] = part.truth.records[position : position + count]
+            self.entries_written += count
 
     def _check_traffic(self, plan: StepPlan, traffic: Traffic) -> None:
         """Nobody writes what another group or request reads in this step or in one still in flight.
@@ -407,23 +414,19 @@ class FakeRunner:
         Layers of one group read before they write and their slices of a page are their own, so a request may turn its ring;
         any other hand-over inside a step, or before the receipt of the reading step, depends on luck.
         """
-        writers = {
-            unit: (group, page, name, mask)
-            for (group, page), (name, mask) in traffic.writes.items()
-            for unit in self._units(group, page)
-        }
+        sizes = [group.page_units for group in self.layout.groups]
+        longest = max(sizes)
+        writes = sorted((page, group, *written) for (group, page), written in traffic.writes.items())
+        starts = [page for page, *_ in writes]
         for step, other in ((plan.step, traffic), *self._in_flight.items()):
             for (group, page), readers in other.reads.items():
-                for unit in self._units(group, page):
-                    if unit in writers and _conflict((group, page), readers, writers[unit]):
-                        written, start, name, _ = writers[unit]
+                near = slice(bisect_right(starts, page - longest), bisect_left(starts, page + sizes[group]))
+                for start, written, name, mask in writes[near]:
+                    if start + sizes[written] > page and _conflict((group, page), readers, (written, start, name, mask)):
                         raise Violation(
                             f"step {plan.step}: {name} writes group {written} unit {start}, which {sorted(readers)} read as "
                             f"group {group} unit {page} in step {step}, not yet received"
                         )
-
-    def _units(self, group: int, page: int) -> range:
-        return range(page, page + self.layout.groups[group].page_units)
 
 
 def likelihood(truth: Truth, position: int) -> TokenLogprobs:
@@ -436,6 +439,18 @@ def _conflict(read: tuple[int, int], readers: dict[str, int], write: tuple[int, 
     """Does the write touch what somebody else read, or the same units seen as another page?"""
     group, page, writer, mask = write
     return read != (group, page) or any(rows & mask for name, rows in readers.items() if name != writer)
+
+
+def _runs(step: GroupStep, part: Part, first: int) -> Iterator[tuple[int, int, int, int]]:
+    """A part's writes, consecutive rows of a page together: (unit, row, position, how many). first: its first token's place."""
+    own = slice(first, first + part.stop - part.start)
+    pages, rows = step.write_page[own], step.write_row[own]
+    places = np.flatnonzero(pages >= 0)
+    pages, rows = pages[places], rows[places]
+    joined = (np.diff(pages) == 0) & (np.diff(rows) == 1) & (np.diff(places) == 1)
+    cuts = [0, *(np.flatnonzero(~joined) + 1).tolist(), len(places)] if len(places) else []
+    for start, stop in zip(cuts, cuts[1:], strict=False):
+        yield int(pages[start]), int(rows[start]), part.start + int(places[start]), stop - start
 
 
 def _pieces(intervals: tuple[Interval, ...], block_tokens: int) -> Iterator[tuple[int, int, int]]:
