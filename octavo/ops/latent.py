@@ -89,7 +89,7 @@ def way_of(heads: Heads, *, queries: int, start: int, chosen: int | None, rope: 
     - gather, where each attends to ``chosen`` tokens only: ``queries (rank u + chosen (2 rank + rope))``
 
     DeepSeek-V3's sizes expand a chunk of a long prompt from 171 tokens on, and V3.2's gather for a chunk of 2,048 once about
-    6,400 tokens are there.
+    7,000 tokens are there.
     """
     (_, both, rank), length = heads.up.shape, start + queries
     pairs = queries * start + queries * (queries + 1) // 2
