@@ -51,13 +51,12 @@ class Reads:
         assert self.table.dtype == torch.int32 and self.table.stride(1) == 1, "a table has int32 rows"
         assert self.fresh.dtype == torch.bool and self.fresh.is_contiguous()
         assert len(self.query_start) == len(self.start) + 1 == len(self.rows) + 1 == len(self.fresh) + 1
-        assert self.fixed is None or self.turning > 0, "blocks behind the fixed ones need a column"
         return _Reads(
             *(one.data_ptr() for one in (self.table, self.rows, self.query_start, self.start, self.fresh, self.first)),
             len(self.start),
             self.table.stride(0),
             -1 if self.fixed is None else self.fixed,
-            self.turning,
+            max(self.turning, 1),
             self.block_tokens,
             -1 if self.prefix is None else self.prefix,
         )

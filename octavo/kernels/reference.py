@@ -63,13 +63,20 @@ def _sees(reads: Reads, token: int, position: int) -> bool:
 
 
 def _entry(
-    keys: Tensor, values: Tensor, fresh_keys: Tensor, fresh_values: Tensor, reads: Reads, request: int, begin: int, position: int
+    keys: Tensor,
+    values: Tensor,
+    fresh_keys: Tensor,
+    fresh_values: Tensor,
+    reads: Reads,
+    request: int,
+    begin: int,
+    where: int,
 ) -> tuple[Tensor, Tensor]:
-    """Key [Hkv, D] and value [Hkv, Dv] of one position; ``begin``: the request's first token in the step."""
-    past = position - int(reads.start[request])
+    """Key [Hkv, D] and value [Hkv, Dv] of position ``where``; ``begin``: the request's first token in the step."""
+    past = where - int(reads.start[request])
     if bool(reads.fresh[request]) and past >= 0:
         return fresh_keys[begin + past].double(), fresh_values[begin + past].double()
-    block, row = divmod(position, reads.block_tokens)
+    block, row = divmod(where, reads.block_tokens)
     if reads.fixed is not None and block >= reads.fixed:
         block = reads.fixed + (block - reads.fixed) % reads.turning
     page = int(reads.table[reads.rows[request], block])

@@ -1,8 +1,8 @@
-"""Softmax attention over paged keys and values, in plain torch, for prefill chunks and decodes in one call.
+"""Softmax attention over paged keys and values, for prefill chunks and decodes in one call: compiled, or in plain torch.
 
-Owns ``attend``, which a compiled kernel replaces. Decodes gather pages of about equally long contexts together and multiply per
-K/V head; prefill runs in query tiles, so that no score matrix outgrows ``TILE_SCORES``. ``ops/reference.py`` says what is
-right.
+Owns ``attend``, and what it does in torch where ``octavo.kernels`` has nothing for device or dtype: decodes gather pages of
+about equally long contexts together and multiply per K/V head; prefill runs in query tiles, so that no score matrix outgrows
+``TILE_SCORES``. ``ops/reference.py`` says what is right.
 torch's own scaled_dot_product_attention is not used: on CPU it reads decode contexts many times slower than plain matmuls.
 """
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from octavo.base import Interval
+from octavo.kernels.attention import paged_attention, takes
 from octavo.ops.paged import CacheView, DecodeBucket, RequestRead
 from octavo.spec.law import Law
 
@@ -59,6 +60,12 @@ def attend(
     rule, batch = Rule(law=law, scale=scale, softcap=softcap, sinks=sinks), view.batch
     fresh = view.begin() if k is None or v is None else view.begin(k=k, v=v)
     k, v = fresh["k"], fresh["v"]
+    keys, values = view.fields["k"].data, view.fields["v"].data
+    if takes(q, keys):
+        logits = None if sinks is None else sinks.float()
+        out = paged_attention(q, keys, values, k, v, batch.reads, scale=scale, softcap=softcap, sinks=logits)
+        view.end()
+        return out
     out = torch.empty_like(q)
     for bucket in batch.decodes:
         out.index_copy_(0, bucket.tokens, _decode(q.index_select(0, bucket.tokens), view, bucket, rule))
@@ -85,7 +92,7 @@ def weights_of(scores: Tensor, hidden: Tensor | None, rule: Rule, head: slice) -
     return torch.softmax(torch.cat((scores, sink), dim=-1), dim=-1)[..., :-1]
 
 
-def _products(left: Tensor, right: Tensor) -> Tensor:
+def products(left: Tensor, right: Tensor) -> Tensor:
     """[B, n, m] @ [B, m, p]. torch's batched product of one bfloat16 pair is many times slower on CPU than the plain one."""
     return (left[0] @ right[0])[None] if left.shape[0] == 1 else left @ right
 
@@ -100,11 +107,11 @@ def _decode(q: Tensor, view: CacheView, bucket: DecodeBucket, rule: Rule) -> Ten
     for head in range(heads):
         mine = slice(head * shared, (head + 1) * shared)
         key = keys.gather_head(pages, head).view(rows, -1, q.shape[2])
-        weights = weights_of(_products(q[:, mine].to(key.dtype), key.transpose(1, 2)), hidden, rule, mine)
+        weights = weights_of(products(q[:, mine].to(key.dtype), key.transpose(1, 2)), hidden, rule, mine)
         value = values.gather_head(pages, head)
         # A weight of zero does not hide a NaN.
         value[bucket.hidden_page, bucket.hidden_row] = 0
-        out[:, mine] = _products(weights.to(value.dtype), value.view(rows, -1, q.shape[2])).to(q.dtype)
+        out[:, mine] = products(weights.to(value.dtype), value.view(rows, -1, q.shape[2])).to(q.dtype)
     return out
 
 

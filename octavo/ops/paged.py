@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from octavo.base import Interval, blocks_of
+from octavo.kernels.attention import Reads
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +43,7 @@ class FieldView:
 
     def gather_head(self, pages: Tensor, head: int) -> Tensor:
         """Copies of one head's part of pages: int64 [P] -> [P, entries, ...]."""
-        return self.data.select(1, head).index_select(0, pages)
+        return _indexed(self.data).select(1, head).index_select(0, pages).view(self.data.dtype)
 
     def take(self, pages: Tensor, rows: Tensor) -> Tensor:
         """Copies of single entries: row ``rows[i]`` of page ``pages[i]``, int64 of any one shape -> [*shape, *entry]."""
@@ -185,6 +186,11 @@ class GroupBatch(ABC):
     @abstractmethod
     def past(self) -> Past:
         """What every request needs before its part. In pages, at the latest, until the first token is stored."""
+
+    @property
+    @abstractmethod
+    def reads(self) -> Reads:
+        """What compiled kernels read, of all requests, for entries of one token."""
 
     @abstractmethod
     def closed(self, stride: int) -> Closed:

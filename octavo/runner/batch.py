@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from octavo.base import NO_PAGE, Interval, blocks_of
+from octavo.kernels.attention import Reads
 from octavo.nn.step import Step
 from octavo.ops.paged import Closed, DecodeBucket, GroupBatch, Past, RequestRead, Writes
 from octavo.sched.step import GroupStep, StepPlan
@@ -111,6 +112,24 @@ class PlannedGroup(GroupBatch):
     @cached_property
     def past(self) -> Past:
         return _past(self._plan, self._group, self._law, self._device)
+
+    @cached_property
+    def reads(self) -> Reads:
+        start = self._plan.start.astype(np.int64)
+        lengths = np.diff(self._plan.query_start)
+        offsets = np.arange(self._plan.num_tokens) - np.repeat(self._plan.query_start[:-1], lengths)
+        return Reads(
+            table=self.table,
+            rows=self.rows,
+            fixed=self._group.fixed,
+            turning=self._group.turning,
+            block_tokens=self.block_tokens,
+            query_start=_tensor(self._plan.query_start, self._device),
+            start=_tensor(start, self._device),
+            fresh=torch.from_numpy(self._fresh).to(self._device),
+            first=_tensor(self._law.first(np.repeat(start, lengths) + offsets), self._device),
+            prefix=self._law.prefix,
+        )
 
     def closed(self, stride: int) -> Closed:
         if stride not in self._closed:

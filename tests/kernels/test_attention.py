@@ -59,6 +59,8 @@ def make(shape: Shape, seed: int) -> tuple[tuple[Any, ...], Tensor]:
         columns = fixed + turning
     pages = rng.permutation(count * columns * 2)[: count * columns].reshape(count, columns).astype(np.int32)
     rows = rng.permutation(count).astype(np.int64)
+    query_start = np.concatenate(([0], np.cumsum(length)))
+    positions = np.repeat(start - query_start[:-1], length) + np.arange(query_start[-1])
     unit = 3
 
     def field(width: int) -> Tensor:
@@ -74,15 +76,13 @@ def make(shape: Shape, seed: int) -> tuple[tuple[Any, ...], Tensor]:
         fixed=fixed,
         turning=turning,
         block_tokens=block,
-        query_start=torch.from_numpy(np.concatenate(([0], np.cumsum(length)))),
+        query_start=torch.from_numpy(query_start),
         start=torch.from_numpy(start),
         fresh=torch.from_numpy(fresh),
-        first=torch.from_numpy(
-            np.concatenate([np.asarray(law.first(np.arange(s, s + n)), dtype=np.int64) for s, n in zip(start, length, strict=True)])
-        ),
+        first=torch.from_numpy(np.asarray(law.first(positions), dtype=np.int64)),
         prefix=law.prefix,
     )
-    total = int(length.sum())
+    total = int(query_start[-1])
     own = tuple(torch.randn(total, shape.heads, w, generator=generator).to(shape.kv) for w in (shape.dim, shape.value_dim))
     for i in range(count):
         wanted = [p for a, b in law.needs(int(start[i])) for p in range(a, b)]
@@ -92,9 +92,9 @@ def make(shape: Shape, seed: int) -> tuple[tuple[Any, ...], Tensor]:
             if fixed is not None and column >= fixed:
                 column = fixed + (column - fixed) % turning
             for one in fields:
-                one[int(pages[rows[i], column]), :, row] = torch.randn(
-                    shape.heads, one.shape[3], generator=generator
-                ).to(shape.kv)
+                one[int(pages[rows[i], column]), :, row] = torch.randn(shape.heads, one.shape[3], generator=generator).to(
+                    shape.kv
+                )
         if not fresh[i]:
             for one in own:
                 one[int(reads.query_start[i]) : int(reads.query_start[i + 1])] = float("nan")

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from octavo.kernels.library import available
 from octavo.ops import attention
 from octavo.ops.attention import attend, count_below
 from octavo.ops.paged import CacheView, FieldView
@@ -78,6 +79,12 @@ class World:
         self.k, self.v = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in "kv")
         self.sinks = torch.randn(heads * shared, generator=generator, dtype=torch.float64)
 
+    def narrow(self, dtype: torch.dtype) -> World:
+        """Itself, with all numbers in ``dtype``."""
+        self.q, self.k, self.v, self.sinks = (one.to(dtype) for one in (self.q, self.k, self.v, self.sinks))
+        self.views = tuple(FieldView(view.data.to(dtype)) for view in self.views)
+        return self
+
     def both(self, *, softcap: float | None = None, sinks: bool = False) -> tuple[Tensor, Tensor, bool]:
         """(fast, naive, whether both left the same bytes)."""
         rule = {"scale": 0.3, "law": self.law, "softcap": softcap, "sinks": self.sinks if sinks else None}
@@ -132,6 +139,24 @@ def test_small_tiles_and_buckets_change_nothing(law: Law, monkeypatch: pytest.Mo
     monkeypatch.setattr(attention, "TILE_SCORES", 1)
     monkeypatch.setattr("octavo.runner.batch.BUCKET_TOKENS", 1)
     torch.testing.assert_close(world.both()[0], naive, atol=1e-9, rtol=1e-9)
+
+
+@pytest.mark.parametrize("law", [Everything(), Window(30), Chunk(30), SinkWindow(3, 20)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 5e-2), (torch.float16, 1e-2)])
+@pytest.mark.parametrize("decode", [0.3, 1.0])
+def test_dtypes_of_models(law: Law, dtype: torch.dtype, tolerance: float, decode: float) -> None:
+    for seed in range(5):
+        world = World(seed, law=law, block=4, heads=2, shared=2, dim=8, decode=decode).narrow(dtype)
+        fast, naive, same = world.both(sinks=True)
+        torch.testing.assert_close(fast.double(), naive, atol=tolerance, rtol=tolerance)
+        assert same and fast.dtype == dtype
+
+
+@pytest.mark.skipif(not available(), reason="no compiled kernels")
+def test_compiled_kernels_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "_request", None)
+    monkeypatch.setattr(attention, "_decode", None)
+    World(3, law=Window(9), block=4, heads=2, shared=2, dim=8, decode=0.5).narrow(torch.float32).both()
 
 
 def test_a_page_read_as_one_block_and_written_as_another() -> None:
