@@ -126,7 +126,10 @@ def test_every_family_that_runs_has_a_tiny_model() -> None:
 
 
 CONFIGS = {name: {**tiny.BASE, **spec} for name, spec in tiny.SPECS.items()}
-NEEDED = {"deepseek_v2": {"num_experts_per_tok": 6}}
+NEEDED = {
+    "deepseek_v2": {"num_experts_per_tok": 6},
+    "deepseek_v4": {"compress_ratios": [0, 0, *[4, 128] * 20, 4, 0]},
+}
 """What a class has no usable default for."""
 CONFIGS |= {
     f"{family.name} by default": {"model_type": family.model_types[0], "head_dim": 128, **NEEDED.get(family.name, {})}
@@ -145,7 +148,7 @@ def test_planned_groups_are_those_that_run(name: str) -> None:
 @pytest.mark.parametrize(
     ("config", "named"),
     [
-        ({"model_type": "mamba2"}, "model_type 'mamba2'"),
+        ({"model_type": "rwkv"}, "model_type 'rwkv'"),
         ({"architectures": ["Strange"]}, "Strange"),
         ({"model_type": "llama", "quantization_config": {"quant_method": "awq"}}, "quantization_config"),
         ({"model_type": "llama", "hidden_act": "relu"}, "hidden_act 'relu'"),
