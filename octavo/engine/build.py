@@ -22,6 +22,7 @@ from octavo.config import EngineConfig
 from octavo.engine.core import EngineCore
 from octavo.engine.source import ModelSource
 from octavo.nn.decoder import resolve
+from octavo.ops.codec import check
 from octavo.runner.gguf import GGUFModel
 from octavo.runner.runner import Runner
 from octavo.runner.weights import Progress, no_progress, safetensors_weights
@@ -30,7 +31,7 @@ from octavo.spec.family import Families, Family
 from octavo.spec.group import Group, make_groups
 from octavo.spec.hf import family_of, find_families, load_config, read_spec, weight_block
 from octavo.spec.kind import ModelSpec
-from octavo.spec.stream import FP4, FP8, CacheDtypes, full_dtype
+from octavo.spec.stream import CacheDtypes, full_dtype
 
 CPU_SHARE, GPU_SHARE = 0.25, 0.85
 """Share of the memory left beside the weights that the arena takes unless told: a CPU's is shared with everybody else."""
@@ -138,12 +139,12 @@ def pick_groups(config: EngineConfig, spec: ModelSpec, dtype: str) -> tuple[Grou
     index = None if config.indexer_cache_dtype == "auto" else full_dtype(config.indexer_cache_dtype)
     groups = make_groups(spec, CacheDtypes(kv=kv, indexer=index, conv=dtype))
     for member in (member for group in groups for member in group.members):
-        if any(field.dtype in (FP8, FP4) and field.shard == "heads" for field in member.stream.fields):
+        try:
+            check(member.stream)
+        except UnsupportedError as error:
             kind = dict(spec.layers[member.layer].mixers)[member.mixer].name
-            raise UnsupportedError(
-                f"kv_cache_dtype {config.kv_cache_dtype}: layer {member.layer} ({kind}) keeps keys and values per head, for "
-                "which octavo has no scales; use auto, bf16 or fp32"
-            )
+            asked = f"kv_cache_dtype {config.kv_cache_dtype}, indexer_cache_dtype {config.indexer_cache_dtype}"
+            raise UnsupportedError(f"{asked}: layer {member.layer} ({kind}): {error}") from None
     if index not in (None, kv) and groups == make_groups(spec, CacheDtypes(kv=kv, conv=dtype)):
         raise UnsupportedError(f"indexer_cache_dtype {config.indexer_cache_dtype}: the model keeps no index keys; leave it out")
     return groups

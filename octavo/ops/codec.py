@@ -24,6 +24,7 @@ from torch.nn.functional import pad
 from octavo.base import UnsupportedError, ceil_div
 from octavo.ops.paged import FieldView
 from octavo.spec.latent import COMPRESSED_FP8_BLOCK, INDEX_FP4_BLOCK, INDEX_FP8_BLOCK, SPARSE_FP8_BLOCK
+from octavo.spec.stream import Stream
 
 _FP8, _FP4 = torch.float8_e4m3fn, torch.float4_e2m1fn_x2
 _EXPONENT = torch.float8_e8m0fnu
@@ -59,6 +60,17 @@ class _Format:
 
 
 _FORMATS: Final = MappingProxyType({_FP8: _Format(4, 14, 5), _FP4: _Format(2, 3, 1)})
+
+
+def check(stream: Stream) -> None:
+    """Raise UnsupportedError where a stream's fields are in dtypes that this module cannot fill."""
+    for field in stream.fields:
+        if getattr(torch, field.dtype) not in _FORMATS:
+            continue
+        if field.shard == "heads":
+            raise UnsupportedError(f"{field.name} in {field.dtype} would need a scale for every head; use a plain cache dtype")
+        if field.name == "key":
+            _check_rotation(field.shape[-1] * (2 if getattr(torch, field.dtype) is _FP4 else 1))
 
 
 def encode(entry: Mapping[str, Tensor], fields: Mapping[str, FieldView]) -> dict[str, Tensor]:
@@ -117,13 +129,17 @@ def hadamard(values: Tensor) -> Tensor:
     power of two.
     """
     size = values.shape[-1]
-    if size < 1 or size & (size - 1):
-        raise UnsupportedError(f"index_head_dim {size} is not a power of two; its quantised index keys cannot be rotated")
+    _check_rotation(size)
     turned, width = values.float(), 1
     while width < size:
         even, odd = turned.unflatten(-1, (-1, 2, width)).unbind(-2)
         turned, width = torch.stack((even + odd, even - odd), dim=-2).flatten(-3), width * 2
     return (turned / size**0.5).to(values.dtype)
+
+
+def _check_rotation(size: int) -> None:
+    if size < 1 or size & (size - 1):
+        raise UnsupportedError(f"index_head_dim {size} is not a power of two; its quantised index keys cannot be rotated")
 
 
 def _parts(entry: Mapping[str, Tensor], fields: Mapping[str, FieldView]) -> dict[str, Tensor]:

@@ -1,6 +1,7 @@
 """Caches in another dtype than the model: which are possible, and that cutting the work changes nothing in any.
 
-Owns no quality: ``benchmarks/cache_quality.py`` measures what quantised caches cost.
+A number as near to the border between two codes as products of matrices of different shapes differ is a tie, too, which a later
+choice of tokens may enlarge: prompts are such that none decides. Owns no quality: ``benchmarks/cache_quality.py`` measures what quantised caches cost.
 """
 
 from __future__ import annotations
@@ -31,7 +32,15 @@ def tokens(llm: LLM, prompts: list[list[int]]) -> list[list[int]]:
     return [output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY, progress=False)]
 
 
-CASES = [("llama", "bf16", "auto"), ("gemma3", "bf16", "auto"), ("gemma3", "fp16", "auto")]
+CASES = [
+    ("llama", "bf16", "auto"),
+    ("gemma3", "bf16", "auto"),
+    ("gemma3", "fp16", "auto"),
+    ("deepseek_v3", "fp8", "auto"),
+    ("deepseek_v32", "fp8", "auto"),
+    ("deepseek_v32", "fp32", "fp4"),
+    ("glm_moe_dsa", "fp8", "fp4"),
+]
 
 
 @pytest.mark.parametrize(("name", "kv", "index"), CASES)
@@ -57,8 +66,17 @@ def test_a_cache_takes_the_bytes_of_its_dtype(root: Path) -> None:
 
 
 def test_keys_and_values_per_head_have_no_scales(root: Path) -> None:
-    with pytest.raises(UnsupportedError, match=r"kv_cache_dtype fp8: layer 0 \(full\) keeps keys and values per head"):
+    with pytest.raises(
+        UnsupportedError, match=r"kv_cache_dtype fp8, .* layer 0 \(full\): k in float8_e4m3fn would need a scale"
+    ):
         engine(root, "llama", kv_cache_dtype="fp8")
+
+
+def test_keys_that_cannot_be_rotated_are_named(root: Path) -> None:
+    with pytest.raises(
+        UnsupportedError, match=r"indexer_cache_dtype fp4: layer 0 \(dsa\): index_head_dim 24 is not a power of two"
+    ):
+        engine(root, "deepseek_v32_narrow", indexer_cache_dtype="fp4")
 
 
 def test_index_keys_that_are_not_there_have_no_dtype(root: Path) -> None:
