@@ -315,6 +315,9 @@ def reinitialise(model: torch.nn.Module, seed: int) -> None:
     for name, buffer in sorted(model.named_buffers()):
         if name.endswith("e_score_correction_bias"):
             buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.1)
+        if name.endswith("tid2eid"):
+            ranks = torch.rand(buffer.shape[0], model.config.n_routed_experts, generator=generator)
+            buffer.copy_(ranks.argsort(dim=1)[:, : buffer.shape[1]])
     for name, factor in sorted(model.named_buffers()):
         if name.endswith("layer_scalar"):
             factor.add_(torch.randn(factor.shape, generator=generator) * 0.1)

@@ -121,10 +121,11 @@ def index_stream(dim: int, dtypes: CacheDtypes, *, stride: int = 1) -> Stream:
 
 @dataclass(frozen=True, kw_only=True)
 class CompressedParams:
-    """Shapes of DeepSeek-V4's attention: one head whose entries are key and value at once.
+    """Shapes and numbers of DeepSeek-V4's attention: one head whose entries are key and value at once.
 
-    rope_dim: elements of an entry, its last, that are rotated. window: tokens that every layer sees uncompressed, the query's
-    own included.
+    rope_dim: elements of queries and entries, their last, that are rotated. window: tokens that every layer sees uncompressed,
+    the query's own included. q_lora_rank: of the latent that all queries come from. o_groups: groups of heads whose outputs are
+    each projected to o_lora_rank elements ahead of the output projection. rope: None in parameters for planning.
     """
 
     hidden_size: int
@@ -132,20 +133,40 @@ class CompressedParams:
     head_dim: int
     rope_dim: int
     window: int
+    q_lora_rank: int
+    o_groups: int
+    o_lora_rank: int
+    norm_eps: float = 1e-6
+    rope: RopeParams | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.rope_dim < self.head_dim:
             raise ConfigError(f"qk_rope_head_dim {self.rope_dim} must be less than head_dim {self.head_dim}")
+        if self.num_heads % self.o_groups:
+            raise ConfigError(f"o_groups {self.o_groups} must divide num_attention_heads {self.num_heads}")
+
+    @property
+    def scale(self) -> float:
+        """Factor of the scores."""
+        return float(self.head_dim) ** -0.5
 
 
-def read_compressed(config: Config, *, window: int) -> CompressedParams:
-    """Parameters by DeepSeek-V4's key names, but for the window. Raises ConfigError naming the field."""
+def read_compressed(config: Config, rotation: str) -> CompressedParams:
+    """Parameters by DeepSeek-V4's key names, rotated as ``rope_parameters[rotation]`` says.
+
+    Raises ConfigError or UnsupportedError naming the field.
+    """
     return CompressedParams(
         hidden_size=count(config, "hidden_size"),
         num_heads=count(config, "num_attention_heads"),
         head_dim=count(config, "head_dim"),
         rope_dim=count(config, "qk_rope_head_dim"),
-        window=window,
+        window=count(config, "sliding_window"),
+        q_lora_rank=count(config, "q_lora_rank"),
+        o_groups=count(config, "o_groups"),
+        o_lora_rank=count(config, "o_lora_rank"),
+        norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+        rope=None if config.get(PLANNING) else read_rope(config, rotation),
     )
 
 

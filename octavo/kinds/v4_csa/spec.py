@@ -8,6 +8,7 @@ from typing import ClassVar, Self
 from octavo.spec.kind import Config, Kind, count
 from octavo.spec.latent import CompressedParams, compressor_stream, entry_stream, index_stream, read_compressed
 from octavo.spec.law import Everything, Tail, Window
+from octavo.spec.rope import RopeParams
 from octavo.spec.stream import CacheDtypes, Stream
 
 
@@ -20,6 +21,8 @@ class V4CompressedSparse(Kind):
     """
 
     name: ClassVar[str] = "v4_csa"
+    layer: ClassVar[str] = "octavo.kinds.v4_csa.layer:V4CompressedSparseLayer"
+    reference: ClassVar[str] = "octavo.kinds.v4_csa.reference:sparse"
 
     attention: CompressedParams
     ratio: int
@@ -31,7 +34,7 @@ class V4CompressedSparse(Kind):
     def from_hf(cls, config: Config, index: int) -> Self:
         """Parameters by DeepSeek-V4's key names, the ratio from ``compress_ratios[index]``. Raises ConfigError."""
         return cls(
-            attention=read_compressed(config, window=count(config, "sliding_window")),
+            attention=read_compressed(config, "compress"),
             ratio=config["compress_ratios"][index],
             index_heads=count(config, "index_n_heads"),
             index_dim=count(config, "index_head_dim"),
@@ -56,5 +59,23 @@ class V4CompressedSparse(Kind):
     @classmethod
     def examples(cls) -> tuple[Self, ...]:
         """The real ratio, and one that divides no block of a power of two."""
-        sizes = CompressedParams(hidden_size=48, num_heads=4, head_dim=16, rope_dim=4, window=16)
+        rope = RopeParams(
+            theta=160000.0,
+            rope_type="yarn",
+            factor=4.0,
+            original_max_position_embeddings=16,
+            attention_factor=1.0,
+            interleaved=True,
+        )
+        sizes = CompressedParams(
+            hidden_size=48,
+            num_heads=4,
+            head_dim=16,
+            rope_dim=4,
+            window=16,
+            q_lora_rank=20,
+            o_groups=2,
+            o_lora_rank=12,
+            rope=rope,
+        )
         return tuple(cls(attention=sizes, ratio=ratio, index_heads=16, index_dim=8, index_topk=5) for ratio in (4, 3))

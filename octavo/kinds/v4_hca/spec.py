@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-from octavo.spec.kind import Config, Kind, count
+from octavo.spec.kind import Config, Kind
 from octavo.spec.latent import CompressedParams, compressor_stream, entry_stream, read_compressed
 from octavo.spec.law import Everything, Tail, Window
+from octavo.spec.rope import RopeParams
 from octavo.spec.stream import CacheDtypes, Stream
 
 
@@ -19,6 +20,8 @@ class V4HeavilyCompressed(Kind):
     """
 
     name: ClassVar[str] = "v4_hca"
+    layer: ClassVar[str] = "octavo.kinds.v4_hca.layer:V4HeavilyCompressedLayer"
+    reference: ClassVar[str] = "octavo.kinds.v4_hca.reference:heavy"
 
     attention: CompressedParams
     ratio: int
@@ -26,9 +29,7 @@ class V4HeavilyCompressed(Kind):
     @classmethod
     def from_hf(cls, config: Config, index: int) -> Self:
         """Parameters by DeepSeek-V4's key names, the ratio from ``compress_ratios[index]``. Raises ConfigError."""
-        return cls(
-            attention=read_compressed(config, window=count(config, "sliding_window")), ratio=config["compress_ratios"][index]
-        )
+        return cls(attention=read_compressed(config, "compress"), ratio=config["compress_ratios"][index])
 
     def streams(self, dtypes: CacheDtypes) -> tuple[Stream, ...]:
         """Streams ``window``, ``compressed`` (kept for ever, one entry per group) and ``compressor`` (the open group)."""
@@ -42,5 +43,23 @@ class V4HeavilyCompressed(Kind):
     @classmethod
     def examples(cls) -> tuple[Self, ...]:
         """Groups as long as the window, and shorter ones."""
-        sizes = CompressedParams(hidden_size=48, num_heads=4, head_dim=16, rope_dim=4, window=16)
+        rope = RopeParams(
+            theta=160000.0,
+            rope_type="yarn",
+            factor=4.0,
+            original_max_position_embeddings=16,
+            attention_factor=1.0,
+            interleaved=True,
+        )
+        sizes = CompressedParams(
+            hidden_size=48,
+            num_heads=4,
+            head_dim=16,
+            rope_dim=4,
+            window=16,
+            q_lora_rank=20,
+            o_groups=2,
+            o_lora_rank=12,
+            rope=rope,
+        )
         return (cls(attention=sizes, ratio=16), cls(attention=sizes, ratio=5))

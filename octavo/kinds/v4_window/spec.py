@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
-from octavo.spec.kind import Config, Kind, count
+from octavo.spec.kind import Config, Kind
 from octavo.spec.latent import CompressedParams, entry_stream, read_compressed
 from octavo.spec.law import Window
+from octavo.spec.rope import RopeParams
 from octavo.spec.stream import CacheDtypes, Stream
 
 
@@ -16,13 +17,15 @@ class V4Window(Kind):
     """Softmax attention with a sink over the last ``window`` entries, each key and value at once."""
 
     name: ClassVar[str] = "v4_window"
+    layer: ClassVar[str] = "octavo.kinds.v4_window.layer:V4WindowLayer"
+    reference: ClassVar[str] = "octavo.kinds.v4_window.reference:windowed"
 
     attention: CompressedParams
 
     @classmethod
     def from_hf(cls, config: Config, index: int) -> Self:
         """Parameters by DeepSeek-V4's key names; see ``octavo.spec.latent.read_compressed``."""
-        return cls(attention=read_compressed(config, window=count(config, "sliding_window")))
+        return cls(attention=read_compressed(config, "main"))
 
     def streams(self, dtypes: CacheDtypes) -> tuple[Stream, ...]:
         """One stream ``window``."""
@@ -31,7 +34,15 @@ class V4Window(Kind):
     @classmethod
     def examples(cls) -> tuple[Self, ...]:
         """A window of less than a block, and one of several."""
-        return tuple(
-            cls(attention=CompressedParams(hidden_size=48, num_heads=4, head_dim=16, rope_dim=4, window=window))
-            for window in (3, 16)
+        sizes = CompressedParams(
+            hidden_size=48,
+            num_heads=4,
+            head_dim=16,
+            rope_dim=4,
+            window=3,
+            q_lora_rank=20,
+            o_groups=2,
+            o_lora_rank=12,
+            rope=RopeParams(theta=10000.0, interleaved=True),
         )
+        return cls(attention=sizes), cls(attention=replace(sizes, window=16))
