@@ -173,7 +173,7 @@ def test_all_ways(root: Path, name: str) -> None:
     assert ids(warm) == expected
     unit = mixed.core.scheduler.cache.layout.hash_unit
     assert [output.num_cached_tokens for output in warm] == [(length - 1) // unit * unit for length in LENGTHS]
-    # Where nothing grows, what is admitted is never in anybody's way; tests/faults/test_states.py takes pages from such requests.
+    # Where nothing grows, what is admitted is never in the way; tests/faults/test_states.py takes pages from such requests.
     if any(group.fixed is None for group in mixed.core.scheduler.cache.layout.groups):
         for caching in (True, False):
             assert any(preemptions(root, name, cases, alone, share, caching) for share in (1.5, 1.75, 2, 2.5, 3))
