@@ -20,6 +20,7 @@ from octavo.cli import report as reports
 from octavo.engine.live import Prompt
 from octavo.engine.llm import LLM
 from octavo.engine.outputs import RequestOutput
+from octavo.plan.held import Held, held_by_kind
 from octavo.sched.sampling import SamplingParams
 
 
@@ -44,11 +45,12 @@ def run(job: Job, **options: Any) -> None:
         prompt = llm.tokenizer.chat([{"role": "user", "content": job.prompt}])
     if job.json:
         (output,) = llm.generate([prompt], job.params, progress=False)
-        typer.echo(jsonlib.dumps(reports.as_json(output), ensure_ascii=False))
+        typer.echo(jsonlib.dumps(reports.as_json(output, by_kind(llm, output)), ensure_ascii=False))
         return
     output, _ = show(llm, prompt, job.params)
     if job.report:
         show_report(output)
+        Console().print(reports.kinds_table(by_kind(llm, output)))
 
 
 def load(model: str, **options: Any) -> LLM:
@@ -73,6 +75,12 @@ def show(llm: LLM, prompt: Prompt, params: SamplingParams, *, end: str = "\n") -
     sys.stdout.write(end)
     assert output is not None, "every request yields at least its end"
     return output, first
+
+
+def by_kind(llm: LLM, output: RequestOutput) -> tuple[Held, ...]:
+    """What the cache held of a finished output, by kind of memory."""
+    assert output.cache_report is not None, "a finished request was admitted"
+    return held_by_kind(llm.built.spec, llm.built.layout, output.cache_report)
 
 
 def show_report(output: RequestOutput) -> None:

@@ -5,6 +5,7 @@ Owns how they look. Knows reports only; imports no torch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -13,6 +14,7 @@ from rich.table import Table
 from octavo.cache.report import CacheReport
 from octavo.config import format_size
 from octavo.engine.outputs import RequestOutput
+from octavo.plan.held import Held
 
 
 def table(report: CacheReport) -> Table:
@@ -35,6 +37,28 @@ def table(report: CacheReport) -> Table:
     return made
 
 
+def kinds_table(held: Sequence[Held]) -> Table:
+    """What one request held, one line for streams that are alike."""
+    made = Table(title="By what layers remember", title_justify="left", title_style="bold")
+    for name in ("stream", "kind", "how long", "dtype"):
+        made.add_column(name)
+    for name in ("layers", "entries of each", "held", "share"):
+        made.add_column(name, justify="right")
+    for each in held:
+        per = "" if each.stride == 1 else f" of {each.stride:,} tokens"
+        count = (str(len(each.layers)), f"{each.entries:,}") if each.layers else ("", "")
+        made.add_row(
+            f"{each.stream}{per}",
+            ", ".join(each.kinds),
+            each.law,
+            ", ".join(each.dtypes),
+            *count,
+            format_size(each.bytes),
+            f"{each.share:.1%}",
+        )
+    return made
+
+
 def notes(report: CacheReport, prompt_tokens: int) -> str:
     """What was spared, and the most that was held at once."""
     if report.bytes < report.uniform_bytes:
@@ -47,6 +71,6 @@ def notes(report: CacheReport, prompt_tokens: int) -> str:
     )
 
 
-def as_json(output: RequestOutput) -> dict[str, Any]:
-    """An output as plain JSON values."""
-    return asdict(output)
+def as_json(output: RequestOutput, held: Sequence[Held] = ()) -> dict[str, Any]:
+    """An output as plain JSON values, and what its cache held by kind of memory as ``cache_by_kind``."""
+    return {**asdict(output), "cache_by_kind": [asdict(each) for each in held]}

@@ -1,7 +1,8 @@
 """Caches in another dtype than the model: which are possible, and that cutting the work changes nothing in any.
 
 A number as near to the border between two codes as products of matrices of different shapes differ is a tie, too, which a later
-choice of tokens may enlarge: prompts are such that none decides. Owns no quality: ``benchmarks/cache_quality.py`` measures what quantised caches cost.
+choice of tokens may enlarge: prompts are such that none decides. Owns no quality: ``benchmarks/cache_quality.py`` measures what
+quantised caches cost.
 """
 
 from __future__ import annotations
