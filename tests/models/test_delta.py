@@ -54,6 +54,13 @@ def test_a_request_holds_one_snapshot_however_long_it_is(name: str) -> None:
     assert {group.bytes_needed(n) for n in (1, 1000, 100_000)} == {STATES[name]}
 
 
+@pytest.mark.parametrize("name", STATES)
+def test_published_configs_are_read_for_running(name: str) -> None:
+    run = read_spec(load_config(path_of(name)), families=FAMILIES)
+    planned = read_spec(load_config(path_of(name)), families=FAMILIES, planning=True)
+    assert make_groups(run, CacheDtypes()) == make_groups(planned, CacheDtypes())
+
+
 def test_plain_linear_attention_keeps_two_sums_in_float32() -> None:
     spec = read("linear_transformer", num_hidden_layers=2, hidden_size=64, num_attention_heads=4)
     (group,) = make_groups(spec, CacheDtypes(kv="bfloat16"))

@@ -35,7 +35,7 @@ class RecurrentGates(nn.Module):
     def forward(self, u: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
         """u [T, width], first bool [T, 1], true at position 0 -> decay and input of ``h = decay h + input`` [T, width].
 
-        A first token forgets all and is not scaled.
+        Both in float32 at least: in bfloat16 a decay near 1 would be 1. A first token forgets all and is not scaled.
         """
         blocks = u.unflatten(-1, self.input_gate_bias.shape).transpose(0, 1)
         gates = []
@@ -43,8 +43,9 @@ class RecurrentGates(nn.Module):
             (self.input_gate_weight, self.input_gate_bias),
             (self.recurrent_gate_weight, self.recurrent_gate_bias),
         ):
-            gates.append(torch.baddbmm(bias[:, None], blocks, weight).transpose(0, 1).flatten(1).sigmoid())
-        log_decay = -SHARPNESS * gates[1] * F.softplus(self.recurrent_param)
+            made = torch.baddbmm(bias[:, None], blocks, weight).transpose(0, 1).flatten(1)
+            gates.append(made.to(work_dtype(made)).sigmoid())
+        log_decay = -SHARPNESS * gates[1] * F.softplus(self.recurrent_param.to(gates[1].dtype))
         scale = torch.sqrt(1 - torch.exp(2 * log_decay)).masked_fill(first, 1.0)
         return log_decay.exp().masked_fill(first, 0.0), u * gates[0] * scale
 
@@ -70,6 +71,6 @@ class RealGatedRecurrentLayer(nn.Module):
         state, ragged = carried(view, step), emits(view, step)
         u, conv = self.conv_1d(self.linear_x(hidden), state["conv"], ragged)
         decay, push = self.rg_lru(u, step.positions[:, None] == 0)
-        mixed, recurrent = linear_recurrence(decay, push, state["recurrent"].to(work_dtype(decay)), ragged)
+        mixed, recurrent = linear_recurrence(decay, push, state["recurrent"], ragged)
         view.store(conv=conv, recurrent=recurrent)
         return self.linear_out(mixed.to(hidden.dtype) * self.activation(self.linear_y(hidden)))
