@@ -151,8 +151,8 @@ class CompressedParams:
         return float(self.head_dim) ** -0.5
 
 
-def read_compressed(config: Config, rotation: str) -> CompressedParams:
-    """Parameters by DeepSeek-V4's key names, rotated as ``rope_parameters[rotation]`` says.
+def read_compressed(config: Config, rotation: str, *, window: int) -> CompressedParams:
+    """Parameters by DeepSeek-V4's key names, but for the window, rotated as ``rope_parameters[rotation]`` says.
 
     Raises ConfigError or UnsupportedError naming the field.
     """
@@ -161,7 +161,7 @@ def read_compressed(config: Config, rotation: str) -> CompressedParams:
         num_heads=count(config, "num_attention_heads"),
         head_dim=count(config, "head_dim"),
         rope_dim=count(config, "qk_rope_head_dim"),
-        window=count(config, "sliding_window"),
+        window=window,
         q_lora_rank=count(config, "q_lora_rank"),
         o_groups=count(config, "o_groups"),
         o_lora_rank=count(config, "o_lora_rank"),

@@ -34,7 +34,7 @@ class V4CompressedSparse(Kind):
     def from_hf(cls, config: Config, index: int) -> Self:
         """Parameters by DeepSeek-V4's key names, the ratio from ``compress_ratios[index]``. Raises ConfigError."""
         return cls(
-            attention=read_compressed(config, "compress"),
+            attention=read_compressed(config, "compress", window=count(config, "sliding_window")),
             ratio=config["compress_ratios"][index],
             index_heads=count(config, "index_n_heads"),
             index_dim=count(config, "index_head_dim"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-from octavo.spec.kind import Config, Kind
+from octavo.spec.kind import Config, Kind, count
 from octavo.spec.latent import CompressedParams, compressor_stream, entry_stream, read_compressed
 from octavo.spec.law import Everything, Tail, Window
 from octavo.spec.rope import RopeParams
@@ -29,7 +29,10 @@ class V4HeavilyCompressed(Kind):
     @classmethod
     def from_hf(cls, config: Config, index: int) -> Self:
         """Parameters by DeepSeek-V4's key names, the ratio from ``compress_ratios[index]``. Raises ConfigError."""
-        return cls(attention=read_compressed(config, "compress"), ratio=config["compress_ratios"][index])
+        return cls(
+            attention=read_compressed(config, "compress", window=count(config, "sliding_window")),
+            ratio=config["compress_ratios"][index],
+        )
 
     def streams(self, dtypes: CacheDtypes) -> tuple[Stream, ...]:
         """Streams ``window``, ``compressed`` (kept for ever, one entry per group) and ``compressor`` (the open group)."""

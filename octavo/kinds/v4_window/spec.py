@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
-from octavo.spec.kind import Config, Kind
+from octavo.spec.kind import Config, Kind, count
 from octavo.spec.latent import CompressedParams, entry_stream, read_compressed
 from octavo.spec.law import Window
 from octavo.spec.rope import RopeParams
@@ -25,7 +25,7 @@ class V4Window(Kind):
     @classmethod
     def from_hf(cls, config: Config, index: int) -> Self:
         """Parameters by DeepSeek-V4's key names; see ``octavo.spec.latent.read_compressed``."""
-        return cls(attention=read_compressed(config, "main"))
+        return cls(attention=read_compressed(config, "main", window=count(config, "sliding_window")))
 
     def streams(self, dtypes: CacheDtypes) -> tuple[Stream, ...]:
         """One stream ``window``."""
