@@ -17,10 +17,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from octavo.base import NO_PAGE, blocks_of, ceil_div
+from octavo.cache.block_plan import BlockPlan, Promise, TurnPlan
 from octavo.cache.group_step import CopyJob
-from octavo.cache.layout import CacheLayout
+from octavo.cache.layout import CacheLayout, pages_by_bucket
 from octavo.cache.prefix import ROOT, Claim, PrefixIndex
-from octavo.cache.single_type import NEVER, BlockPlan, Promise, SingleTypeKVCacheManager
+from octavo.cache.single_type import NEVER, SingleTypeKVCacheManager
 from octavo.memory.pool import PagePool
 from octavo.memory.remap import Remap
 
@@ -90,6 +91,9 @@ class KVCacheCoordinator:
         self.growing = [index for index, group in enumerate(self.groups) if group.law.prefix is None]
         lets_go = [index in self.bounded for index, grain in enumerate(self.grains) for _ in grain.lanes]
         self.index = PrefixIndex(self.pool, bounded=lets_go, max_nodes=max_nodes, max_ghosts=max_ghosts)
+        # Groups whose rings cannot tell at the end of a turn what its last whole unit needs, and where they last kept it.
+        self.rolling = [index for index in self.bounded if not layout.groups[index].reaches_back(self._unit)]
+        self.kept_at = np.zeros(rows, np.int64)
         self._chains: dict[int, _Chain] = {}
         self.jobs: list[CopyJob] = []
         self.compactions = self.moved_pages = 0
@@ -175,12 +179,16 @@ class KVCacheCoordinator:
         """The first ``start`` at which each row needs ``extend``; before it, decoding asks nothing of the cache."""
         return np.minimum.reduce([group.next_event[rows] for group in self.groups])
 
+    def table_bytes(self, rows: np.ndarray) -> np.ndarray:
+        """Bytes of the pages in the tables of rows, over all groups."""
+        return np.asarray(sum(group.held_bytes(rows, self.layout.arena.unit_bytes) for group in self.groups))
+
     def disturb(self, row: int, n: int) -> None:
         """Pages of a row with ``n`` planned tokens have been published: rings may not turn over them."""
         for index in self.bounded:
             self.groups[index].disturb(row, n)
 
-    def wanted(self, plans: Sequence[tuple[int, BlockPlan]]) -> list[int]:
+    def wanted(self, plans: Sequence[tuple[int, BlockPlan | TurnPlan]]) -> list[int]:
         """Pages per bucket that plans ask for."""
         wanted = [0] * len(self.layout.arena.page_units)
         for index, plan in plans:
@@ -190,11 +198,9 @@ class KVCacheCoordinator:
     def plan(
         self, row: int, start: int, stop: int, *, marks: Sequence[int] = (), shared: int = 0
     ) -> list[tuple[int, BlockPlan]]:
-        """What every group that has an event needs for tokens ``[start, stop)``. ``shared``: tokens growing groups have."""
+        """What every group needs for tokens ``[start, stop)``. ``shared``: tokens growing groups have."""
         plans = []
         for index, group in enumerate(self.groups):
-            if stop - start == 1 and group.next_event[row] > start and not marks:
-                continue
             group.settle(row, start)
             if index in self.growing:
                 plans.append((index, group.plan(row, start, stop, write_from=shared)))
@@ -215,13 +221,52 @@ class KVCacheCoordinator:
                 self._keep_extra(plan.row, index, np.array(self._chains[plan.row].nodes, np.int32))
         return True
 
+    def decode(self, rows: np.ndarray, n: np.ndarray, step: int, rolls: np.ndarray) -> bool:
+        """Take the pages that token ``n`` of every row writes, for all rows or for none; no row shares a block it writes into.
+
+        rolls: bool [R], rows that leave a checkpoint behind at ``n`` tokens in place of their last one, where there is room.
+        False, and nothing changed, where the pages do not fit.
+        """
+        due = [group.next_event[rows] <= n for group in self.groups]
+        if rolls.any() and self.pool.fits(self._most_turns(due, rolls)):
+            self.kept_at[rows[rolls]] = n[rolls]
+            for index in self.rolling:
+                self.groups[index].keep(rows[rolls], n[rolls])
+                due[index] |= rolls
+        plans = [(i, self.groups[i].plan_turn(rows[at], n[at])) for i, at in enumerate(due) if at.any()]
+        wanted = self.wanted(plans)
+        if not self.pool.fits(wanted):
+            return False
+        self.make_ready(wanted)
+        for index, plan in plans:
+            self.groups[index].turn(plan, step)
+        return True
+
+    def _most_turns(self, due: Sequence[np.ndarray], rolls: np.ndarray) -> list[int]:
+        """Pages per bucket that are wanted at most where rows roll: a page for every row and group with something to do."""
+        pages = [np.count_nonzero(at | rolls if i in self.rolling else at) for i, at in enumerate(due)]
+        return pages_by_bucket(self.layout, [int(count) for count in pages])
+
+    def _give_up_kept(self) -> bool:
+        """Forget one rolling checkpoint that keeps bytes nobody uses. False where there is none."""
+        for row in np.flatnonzero(self.kept_at).tolist():
+            if any(self.groups[index].keeps_idle(row) for index in self.rolling):
+                self._forget_kept(row)
+                return True
+        return False
+
+    def _forget_kept(self, row: int) -> None:
+        self.kept_at[row] = 0
+        for index in self.rolling:
+            self.groups[index].forget(row)
+
     def make_ready(self, wanted: Sequence[int]) -> None:
         """Reclaim until ``allocate`` can serve what ``fits``. Free pages are gathered before anything cached is let go."""
         assert self.pool.fits(wanted)
         while not self.pool.ready(wanted):
             moves = self.pool.compact()
             if moves is None:
-                assert self.index.evict(), "what fits can be made ready"
+                assert self.index.evict() or self._give_up_kept(), "what fits can be made ready"
                 continue
             self.jobs += [
                 CopyJob(source=source, target=target, units=moves.units)
@@ -320,7 +365,8 @@ class KVCacheCoordinator:
             group = self.groups[index]
             group.settle(row, n)
             blocks = group.blocks_needed(mark)
-            pages = group.pages_of(row, blocks)
+            kept = index in self.rolling and self.kept_at[row] == mark
+            pages = group.kept_pages(row, blocks) if kept else group.pages_of(row, blocks)
             if pages is None:
                 return None
             found[index] = Promise(blocks=blocks, pages=pages)
@@ -356,6 +402,7 @@ class KVCacheCoordinator:
     def clear(self, row: int, step: int | None) -> None:
         """Let go of everything a row holds; pages that a step in flight may touch wait for its receipt."""
         chain = self._chains.pop(row)
+        self._forget_kept(row)
         for index, group in enumerate(self.groups):
             self.pool.release(group.clear(row), step)
             self.pool.release(np.array(sorted(chain.extra[index]), np.int32), step)
@@ -366,7 +413,8 @@ class KVCacheCoordinator:
     def check(self) -> None:
         """Assert every invariant, from scratch."""
         self.pool.check()
-        self.index.check()
+        self.index.check(np.concatenate([group.kept[group.kept != NO_PAGE] for group in self.groups]))
+        assert (self.kept_at[[row for row in range(len(self.kept_at)) if row not in self._chains]] == 0).all()
         references: dict[int, int] = {}
         for row, chain in self._chains.items():
             for index, group in enumerate(self.groups):

@@ -232,7 +232,7 @@ def _owners(manager: KVCacheManager) -> Owners:
 
 
 def _referred(manager: KVCacheManager, groups: Sequence[int]) -> list[npt.NDArray[np.int32]]:
-    """For every group, pages that rows and index refer to; may repeat."""
+    """For every group, pages that rows, their rolling checkpoints and the index refer to; may repeat."""
     if not groups:
         return []
     coordinator = manager.coordinator
@@ -241,7 +241,9 @@ def _referred(manager: KVCacheManager, groups: Sequence[int]) -> list[npt.NDArra
     for group in groups:
         lanes = coordinator.grains[group].lanes
         indexed = coordinator.index.pages[lanes.start : lanes.stop]
-        found.append(np.concatenate([indexed[indexed != NO_PAGE], *(row[group] for row in held)]))
+        kept = coordinator.groups[group].kept
+        known = [pages[pages != NO_PAGE] for pages in (indexed, kept)]
+        found.append(np.concatenate([*known, *(row[group] for row in held)]))
     return found
 
 

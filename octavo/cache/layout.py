@@ -55,6 +55,14 @@ class GroupLayout:
             return blocks
         return blocks - (blocks - self.fixed - self.turning) * (blocks > self.fixed + self.turning)
 
+    def reaches_back(self, unit: int) -> bool:
+        """Does a ring that has turned for less than ``unit`` tokens since a multiple of it still have all it needed there?
+
+        It does where no block begins inside a unit, and nothing is handed back there.
+        """
+        law = self.group.law
+        return self.block_tokens % unit == 0 and (law.next_release(0) is None or law.alignment % unit == 0)
+
 
 @dataclass(frozen=True, kw_only=True)
 class CacheLayout:

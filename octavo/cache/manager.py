@@ -72,7 +72,6 @@ class _Row:
     shared: int
     junctions: tuple[int, ...]
     publishes: bool
-    peak_bytes: int = 0
 
 
 class KVCacheManager:
@@ -100,6 +99,11 @@ class KVCacheManager:
         self._computed = np.zeros(max_num_seqs, np.int64)
         self._scheduled = np.zeros(max_num_seqs, np.int64)
         self._last_step = np.full(max_num_seqs, _NO_STEP, np.int64)
+        self._peak_bytes = np.zeros(max_num_seqs, np.int64)
+        # Rows that share no block they may write into, and rows that leave checkpoints behind while decoding.
+        self._settled, self._rolling = np.zeros(max_num_seqs, bool), np.zeros(max_num_seqs, bool)
+        # The first start at which decoding needs the cache.
+        self._due = np.zeros(max_num_seqs, np.int64)
         # The first checkpoint still to be planned, and the first that waits for its receipt.
         self._next_wanted = np.full(max_num_seqs, NEVER, np.int64)
         self._next_mark = np.full(max_num_seqs, NEVER, np.int64)
@@ -221,8 +225,8 @@ class KVCacheManager:
             request=request, row=row, shared=match.matched * self._unit, junctions=junctions,
             publishes=self._caching and not cold,
         )  # fmt: skip
-        self._computed[row] = self._scheduled[row] = hit
-        self._last_step[row], self._next_wanted[row] = _NO_STEP, self._first_wanted(self._by_row[row])
+        self._enter(self._by_row[row], hit)
+        self._next_wanted[row] = self._first_wanted(self._by_row[row])
         return True
 
     def fork(self, source: CachedRequest, request: CachedRequest) -> bool:
@@ -239,11 +243,18 @@ class KVCacheManager:
         request.unit_keys, request.num_cached_tokens = list(source.unit_keys), source.num_cached_tokens
         self._rows[request.request_id] = self._by_row[row] = _Row(
             request=request, row=row, shared=origin.shared, junctions=(), publishes=origin.publishes,
-            peak_bytes=self._held_bytes(row),
         )  # fmt: skip
-        self._computed[row] = self._scheduled[row] = n
-        self._last_step[row], self._next_wanted[row] = _NO_STEP, NEVER
+        self._enter(self._by_row[row], n)
+        self._next_wanted[row] = NEVER
+        self._look_ahead(np.array([origin.row]), np.array([n]))
         return True
+
+    def _enter(self, row: _Row, n: int) -> None:
+        """A row begins with ``n`` tokens on pages that others may have, too."""
+        self._computed[row.row] = self._scheduled[row.row] = self._due[row.row] = n
+        self._last_step[row.row], self._settled[row.row] = _NO_STEP, False
+        self._rolling[row.row] = row.publishes and bool(self.coordinator.rolling)
+        self._peak_bytes[row.row] = self._held_bytes(row.row)
 
     def _demand(self, row: int, tokens: int) -> list[int]:
         """Pages per bucket that a new row, unfinished prompts, and the rings of all running rows will still ask for.
@@ -262,7 +273,12 @@ class KVCacheManager:
     def extend(self, request: CachedRequest, stop: int, step: int, *, checkpoints: bool = True) -> bool:
         """Take the pages that computing up to ``stop`` tokens writes. False, and nothing changed, where they do not fit."""
         row = self._rows[request.request_id]
-        start = int(self._scheduled[row.row])
+        start, rows = int(self._scheduled[row.row]), np.array([row.row])
+        if stop - start == 1 and self._decodes(rows, self._scheduled[rows])[0]:
+            if not self._decode(rows, self._scheduled[rows], step, checkpoints=checkpoints):
+                return False
+            self._scheduled[row.row], self._last_step[row.row] = stop, step
+            return True
         marks: tuple[int, ...] = ()
         if checkpoints and row.publishes and self.coordinator.bounded:
             hints = (*row.junctions, *request.marks)
@@ -274,11 +290,51 @@ class KVCacheManager:
         self._next_wanted[row.row] = self._first_wanted(row)
         if marks:
             self._next_mark[row.row] = min(int(self._next_mark[row.row]), marks[0])
-        if plans:
-            row.peak_bytes = max(row.peak_bytes, self._held_bytes(row.row))
+        self._peak_bytes[row.row] = max(int(self._peak_bytes[row.row]), self._held_bytes(row.row))
+        self._settled[row.row] = stop > row.shared
+        self._look_ahead(rows, self._scheduled[rows])
         if row.publishes and stop - start > 1:
             self._announce(row, start, stop, marks)
         return True
+
+    def decode(self, rows: np.ndarray, step: int) -> np.ndarray:
+        """Plan one more token of these rows, taking the pages it is written to in one go. Bool [R]: is it planned?
+
+        The others, of which nothing changed, must be extended one by one: all that need pages where not all of those fit, and
+        rows that owe a lasting checkpoint or share the block they write into.
+        """
+        start = self._scheduled[rows]
+        due = self._due[rows] <= start
+        if due.any():
+            together = due.copy()
+            together[due] = self._decodes(rows[due], start[due])
+            if self._decode(rows[together], start[together], step, checkpoints=True):
+                due &= ~together
+        self._scheduled[rows] += ~due
+        self._last_step[rows[~due]] = step
+        return ~due
+
+    def _decodes(self, rows: np.ndarray, start: np.ndarray) -> np.ndarray:
+        """Bool [R]: rows whose next token completes no checkpoint and goes into a block that is theirs, or new."""
+        return self._settled[rows] & (self._next_wanted[rows] != start + 1) & ~self._completes(start)
+
+    def _completes(self, start: np.ndarray) -> np.ndarray:
+        return self.checkpoints.completes(start) & bool(self._caching and self.coordinator.bounded)
+
+    def _decode(self, rows: np.ndarray, start: np.ndarray, step: int, *, checkpoints: bool) -> bool:
+        rolls = self._rolling[rows] & self.checkpoints.rolls(start) & checkpoints
+        if not self.coordinator.decode(rows, start, step, rolls):
+            return False
+        self._peak_bytes[rows] = np.maximum(self._peak_bytes[rows], self.coordinator.table_bytes(rows))
+        self._look_ahead(rows, start + 1)
+        return True
+
+    def _look_ahead(self, rows: np.ndarray, n: np.ndarray) -> None:
+        """Note when rows with ``n`` planned tokens need the cache next."""
+        due = np.minimum(self.coordinator.next_event(rows), self._next_wanted[rows] - 1)
+        if self._caching and self.coordinator.bounded:
+            due = np.minimum(due, self.checkpoints.next_start(n, self._rolling[rows]))
+        self._due[rows] = due
 
     def _first_wanted(self, row: _Row) -> int:
         """The first checkpoint behind what is scheduled, of those that do not depend on the cutting into steps."""
@@ -308,12 +364,11 @@ class KVCacheManager:
     def commit(self, rows: np.ndarray, stop: np.ndarray) -> None:
         """The step that computed rows up to ``stop`` tokens has been received: what it wrote is valid and may be shared.
 
-        Rows that decoded one token inside a block cost no Python of their own.
+        Parts of prompts are published, and whatever completes a checkpoint; generated tokens when the request leaves.
         """
         several = stop - self._computed[rows] > 1
         self._computed[rows] = stop
-        event = np.minimum(self.coordinator.next_event(rows), self._next_mark[rows])
-        for index in np.flatnonzero(several | (event <= stop)).tolist():
+        for index in np.flatnonzero(several | (self._next_mark[rows] <= stop)).tolist():
             row = self._by_row[int(rows[index])]
             if self._scheduled[row.row] == stop[index]:
                 self._settle_announcements(row.request.request_id)
@@ -330,6 +385,7 @@ class KVCacheManager:
                 self.coordinator.pool.release(promise.pages, step)
             self.coordinator.disturb(row.row, int(self._scheduled[row.row]))
         self._next_mark[row.row] = self.coordinator.next_promise(row.row)
+        self._look_ahead(np.array([row.row]), self._scheduled[[row.row]])
 
     def free(self, request: CachedRequest, *, in_flight: bool = False, publish: bool = True) -> None:
         """End a request's stay: publish what it has, as a place to resume where possible, and let its pages go.
@@ -355,11 +411,12 @@ class KVCacheManager:
     def _publish_end(self, row: _Row) -> None:
         computed = int(self._computed[row.row])
         self._publish(row, computed)
-        end = floor_to(computed, self._unit)
-        if end and self.coordinator.bounded:
-            promises = self.coordinator.promise(row.row, computed, end)
+        for end in (floor_to(computed, self._unit), int(self.coordinator.kept_at[row.row])):
+            planned = int(self._scheduled[row.row])
+            promises = self.coordinator.promise(row.row, planned, end) if end and self.coordinator.bounded else None
             if promises is not None:
                 self.coordinator.claim(row.row, end, promises)
+                return
 
     def receive(self, step: int) -> None:
         """A step's receipt has arrived: what it kept from being reused is free."""
@@ -373,20 +430,9 @@ class KVCacheManager:
 
     # -- the step plan -----------------------------------------------------------------------------------------------------
 
-    def needs_extend(self, rows: np.ndarray) -> np.ndarray:
-        """Bool [R]: which decoding rows must be extended; the others write into pages they own already."""
-        start = self._scheduled[rows]
-        due = (self.coordinator.next_event(rows) <= start) | (self._next_wanted[rows] == start + 1)
-        return due | self.checkpoints.due(start) if self.coordinator.bounded else due
-
     def scheduled_tokens(self, rows: np.ndarray) -> np.ndarray:
         """Tokens whose steps have been planned, per row."""
         return self._scheduled[rows]
-
-    def advance(self, rows: np.ndarray, step: int) -> None:
-        """Plan one more token of rows that need no extension."""
-        self._scheduled[rows] += 1
-        self._last_step[rows] = step
 
     def plan_step(self, rows: np.ndarray, start: np.ndarray, query_start: np.ndarray) -> tuple[GroupStep, ...]:
         """Every group's part of a step over ``rows``, after their extensions."""
@@ -418,8 +464,9 @@ class KVCacheManager:
                 uniform_bytes=sum(computed // stream.stride * stream.entry_bytes for stream in streams),
             ))  # fmt: skip
         return CacheReport(
-            tokens=computed, cached_tokens=row.request.num_cached_tokens, groups=tuple(groups), peak_bytes=row.peak_bytes
-        )
+            tokens=computed, cached_tokens=row.request.num_cached_tokens, groups=tuple(groups),
+            peak_bytes=int(self._peak_bytes[row.row]),
+        )  # fmt: skip
 
     def check(self) -> None:
         """Assert every invariant, from scratch."""

@@ -294,8 +294,8 @@ class PrefixIndex:
         """Pages have moved."""
         moved.apply(self.pages)
 
-    def check(self) -> None:
-        """Assert the tree's invariants from scratch."""
+    def check(self, others: np.ndarray) -> None:
+        """Assert the tree's invariants from scratch. ``others``: pages that somebody else uses, too, once per use."""
         live = np.array(sorted(self._key_of), np.int64)
         assert len(self._node_of) == len(live)
         counted = np.zeros_like(self._children)
@@ -311,6 +311,6 @@ class PrefixIndex:
         growing, bounded = self.pages[self._growing], self.pages[self._bounded]
         assert (growing[:, live] != NO_PAGE).all(), "a growing lane has a page at every node"
         assert ((bounded != NO_PAGE) == (self._claimed[self._bounded] > 0)).all(), "bounded pages are claimed pages"
-        uses = np.concatenate([growing[:, live].reshape(-1), bounded[bounded != NO_PAGE]])
+        uses = np.concatenate([growing[:, live].reshape(-1), bounded[bounded != NO_PAGE], others])
         pages, times = np.unique(uses, return_counts=True)
         assert (self._pool.uses(pages) == times).all(), "the pool counts every use by the index"

@@ -7,16 +7,19 @@ the pool ready.
 Blocks of a law that lets go live in a **ring**: block b has column ``fixed + (b - fixed) % turning``. Once every column
 holds a page that nobody else uses, the ring is *steady*: a page leaving ``needs`` is the page of the block entering it,
 so nothing here is touched again until the law's next release.
+
+Chunks of tokens are planned request by request (``plan``, ``apply``); single tokens of many requests together (``turn``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from octavo.base import NO_PAGE, Interval, blocks_of, ceil_div
+from octavo.cache.block_plan import BlockPlan, Promise, Span, TurnPlan
 from octavo.cache.group_step import CopyJob, GroupStep
 from octavo.cache.layout import GroupLayout
 from octavo.memory.pool import PagePool
@@ -24,53 +27,6 @@ from octavo.memory.remap import Remap
 
 NEVER = int(np.iinfo(np.int64).max)
 """A position that no request reaches."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class BlockPlan:
-    """What tokens ``[start, stop)`` of one request ask of one group. Made by ``plan``, carried out by ``apply``.
-
-    fresh: past is read from pages, the step's own entries are not (``GroupStep.fresh``).
-    write_from: first token that is stored; those before it lie in shared pages already.
-    blocks: blocks written, ascending. new: those that need a page. copied: those of new whose older rows must come along.
-    table: blocks the table holds afterwards, of those in ``blocks`` or held now. leaving: columns let go.
-    recycled: columns of ``leaving`` whose page becomes a new block's. promised: for every checkpoint its blocks.
-    """
-
-    row: int
-    start: int
-    stop: int
-    fresh: bool
-    write_from: int
-    blocks: np.ndarray
-    new: np.ndarray
-    copied: np.ndarray
-    table: np.ndarray
-    leaving: np.ndarray
-    recycled: np.ndarray
-    promised: dict[int, np.ndarray]
-
-    @property
-    def wanted(self) -> int:
-        """Pages to be allocated."""
-        return len(self.new) - len(self.recycled)
-
-
-@dataclass(kw_only=True, eq=False)
-class _Span:
-    """One request's part in the step being built, where it is more than one token into a page it has already."""
-
-    plan: BlockPlan
-    pages: np.ndarray
-    past: np.ndarray
-
-
-@dataclass(kw_only=True, eq=False)
-class Promise:
-    """Blocks and pages that a checkpoint keeps until its step's receipt. The pages are retained."""
-
-    blocks: np.ndarray
-    pages: np.ndarray
 
 
 class SingleTypeKVCacheManager:
@@ -89,8 +45,13 @@ class SingleTypeKVCacheManager:
         self._steady = np.zeros(rows, bool)
         self.next_event = np.zeros(rows, np.int64)
         self._to_copy = np.zeros(rows, np.int64)
-        self._spans: dict[int, _Span] = {}
+        self._filled = np.zeros(rows, np.int64)
+        self._spans: dict[int, Span] = {}
         self._promises: dict[int, dict[int, Promise]] = {}
+        # Of laws that read a page and write another for one token: the table as it was, and for which rows that counts.
+        self._past, self._turned = np.zeros_like(self.table), np.zeros(rows, bool)
+        # By column, the pages of the newest checkpoint that decoding has left behind.
+        self.kept = np.full_like(self.table, NO_PAGE)
 
     # -- addresses ---------------------------------------------------------------------------------------------------------
 
@@ -138,12 +99,16 @@ class SingleTypeKVCacheManager:
 
     # -- one step ----------------------------------------------------------------------------------------------------------
 
+    def _settled(self, rows: np.ndarray, n: np.ndarray) -> np.ndarray:
+        """Blocks in the rings [R, turning] when ``n`` tokens are there; nobody kept count of steady ones while they turned."""
+        last = (n - 1) // self._block
+        behind = (last[:, None] - self._ring_start - np.arange(self._turning)) % self._turning if self._turning else 0
+        return np.where(self._steady[rows, None], last[:, None] - behind, self._ring[rows])
+
     def settle(self, row: int, n: int) -> None:
-        """Write down which blocks a steady ring holds when ``n`` tokens are there; nobody kept count while it turned."""
+        """Write down which blocks a steady ring holds when ``n`` tokens are there."""
         if self._steady[row]:
-            last = (n - 1) // self._block
-            behind = (last - self._ring_start - np.arange(self._turning)) % self._turning
-            self._ring[row] = last - behind
+            self._ring[row] = self._settled(np.array([row]), np.array([n]))[0]
             self._steady[row] = False
             # Until its next plan the row is looked after again, whatever becomes of the one that asked.
             self.next_event[row] = min(self.next_event[row], n)
@@ -206,14 +171,15 @@ class SingleTypeKVCacheManager:
         pages = np.array([page_of.get(b, NO_PAGE) for b in plan.blocks.tolist()], np.int32)
         stays = pages == NO_PAGE
         pages[stays] = self.table[row, self._columns(plan.blocks[stays])]
-        self._spans[row] = _Span(plan=plan, pages=pages, past=past)
+        self._spans[row] = Span(plan=plan, pages=pages, past=past)
         if len(plan.copied):
             self._to_copy[row] = 0
+        self._count(row)
         self._promise(plan, page_of)
         in_table = set(plan.table.tolist())
         released += [page for block, page in page_of.items() if block not in in_table]
         self._pool.release(np.array(released, np.int32), step)
-        self._schedule_event(row, plan.stop)
+        self._schedule_events(np.array([row]), np.array([plan.stop]))
         return jobs
 
     def _copies(self, row: int, blocks: np.ndarray, page_of: dict[int, int]) -> list[CopyJob]:
@@ -249,11 +215,17 @@ class SingleTypeKVCacheManager:
         columns = self._columns(entering)
         if self._fixed is None:
             self._grow_table(int(columns[-1]) + 1)
+            self._filled[row] = max(int(self._filled[row]), int(columns[-1]) + 1)
         self.table[row, columns] = [page_of[block] for block in entering.tolist()]
         self._owned[row, columns] = True
         if self._turning:
             turns = entering >= self._fixed
             self._ring[row, columns[turns] - self._fixed] = entering[turns]
+
+    def _count(self, row: int) -> None:
+        """Count the pages of a short table; those of growing groups lie without gaps, and are counted as they come."""
+        if self._fixed is not None:
+            self._filled[row] = np.count_nonzero(self.table[row] != NO_PAGE)
 
     def _promise(self, plan: BlockPlan, page_of: dict[int, int]) -> None:
         if self._fixed is None:
@@ -266,19 +238,112 @@ class SingleTypeKVCacheManager:
             self._pool.retain(pages)
             self._promises.setdefault(plan.row, {})[mark] = Promise(blocks=blocks, pages=pages)
 
-    def _schedule_event(self, row: int, n: int) -> None:
-        """Note at which ``start`` this row needs more than the next row of a page it owns."""
-        block, at_border = divmod(n, self._block)
-        if self._fixed is not None and self._turning and (self._ring[row] >= 0).all():
-            own = self._owned[row, self._fixed :].all() and self._pool.exclusive(self.table[row, self._fixed :]).all()
-            if own and (n == 0 or block >= self._fixed):
-                self._steady[row] = True
-                release = self.law.next_release(n - 1)
-                self.next_event[row] = NEVER if release is None else release
-                return
-        here = np.array([block])
-        writable = at_border and self._holds(row, here)[0] and self._owned[row, self._columns(here)[0]]
-        self.next_event[row] = (block + 1) * self._block if writable and not self.law.reads_before_writing else n
+    def _schedule_events(self, rows: np.ndarray, n: np.ndarray) -> None:
+        """Note at which ``start`` these rows, with ``n`` tokens, need more than the next row of a page they own."""
+        block, inside = n // self._block, n % self._block > 0
+        if self._fixed is None:
+            at = np.minimum(block, self.table.shape[1] - 1)
+            self.next_event[rows] = np.where(inside & self._owned[rows, at], (block + 1) * self._block, n)
+            return
+        steady = self._steady_rings(rows, block)
+        self._steady[rows] = steady
+        release = self.law.next_release(n - 1)
+        idle: Any = NEVER if release is None else release
+        writable: Any = False
+        if not (self.law.reads_before_writing or steady.all()):
+            writable = inside & self._has(rows, block, self._ring[rows]) & self._owned[rows, self._columns(block)]
+        self.next_event[rows] = np.where(steady, idle, np.where(writable, (block + 1) * self._block, n))
+
+    def _steady_rings(self, rows: np.ndarray, block: np.ndarray) -> np.ndarray:
+        """Bool [R]: rings full of pages that nobody else uses, with the block to be written behind the fixed ones."""
+        if not self._turning:
+            return np.zeros(len(rows), bool)
+        steady = (self._ring[rows] >= 0).all(axis=1) & self._owned[rows, self._ring_start :].all(axis=1)
+        steady &= block >= self._ring_start
+        pages = self.table[rows[steady], self._ring_start :]
+        steady[steady] = self._pool.exclusive(pages).reshape(pages.shape).all(axis=1)
+        return steady
+
+    def _has(self, rows: np.ndarray, block: np.ndarray, ring: np.ndarray) -> np.ndarray:
+        """Bool [R]: does each bounded row's table have this block of its own?"""
+        column = self._columns(block)
+        turns = np.maximum(0, column - self._ring_start)
+        found = self.table[rows, column] != NO_PAGE
+        if self._turning:
+            found &= (column < self._ring_start) | (ring[np.arange(len(rows)), turns] == block)
+        return found
+
+    # -- single tokens of many requests ------------------------------------------------------------------------------------
+
+    def plan_turn(self, rows: np.ndarray, n: np.ndarray) -> TurnPlan:
+        """What token ``n`` of every row needs, where no row shares the block it writes into. Changes nothing."""
+        block = n // self._block
+        if self._fixed is None:
+            ring, fills = np.zeros((len(rows), 0), np.int64), block >= self._filled[rows]
+            return TurnPlan(rows=rows, n=n, column=block, ring=ring, fills=fills, reuses=np.zeros_like(fills))
+        column, ring = self._columns(block), self._settled(rows, n)
+        fills = ~self._has(rows, block, ring)
+        reuses = fills & (self.table[rows, column] != NO_PAGE) & self._owned[rows, column]
+        reuses[reuses] = self._pool.exclusive(self.table[rows[reuses], column[reuses]])
+        return TurnPlan(rows=rows, n=n, column=column, ring=ring, fills=fills, reuses=reuses)
+
+    def turn(self, plan: TurnPlan, step: int) -> None:
+        """Carry a plan out in step ``step``. The pool must be ready for ``plan.wanted`` pages."""
+        rows, fills = plan.rows[plan.fills], plan.column[plan.fills]
+        moved = (plan.fills & ~plan.reuses)[plan.fills]
+        self._ring[plan.rows], self._steady[plan.rows] = plan.ring, False
+        if self._fixed is None and len(fills):
+            self._grow_table(int(fills.max()) + 1)
+        old = self.table[rows[moved], fills[moved]]
+        if self.law.reads_before_writing:
+            self._past[rows[moved]], self._turned[rows[moved]] = self.table[rows[moved]], True
+        self.table[rows[moved], fills[moved]] = self._pool.allocate(self.layout.bucket, plan.wanted)
+        self._owned[rows, fills] = True
+        self._filled[rows[moved]] += old == NO_PAGE
+        if self._turning:
+            turns = fills >= self._ring_start
+            self._ring[rows[turns], fills[turns] - self._ring_start] = (plan.n // self._block)[plan.fills][turns]
+        self._pool.release(old[old != NO_PAGE], step)
+        if self.law.next_release(0) is not None:
+            self._hand_back(plan, step)
+        self._schedule_events(plan.rows, plan.n + 1)
+
+    def _hand_back(self, plan: TurnPlan, step: int) -> None:
+        """Let everything go that is no longer needed; other laws keep it until its column is wanted."""
+        ring = self._ring[plan.rows]
+        at, turns = np.nonzero((ring >= 0) & (ring < (self.law.first(plan.n) // self._block)[:, None]))
+        rows, columns = plan.rows[at], turns + self._ring_start
+        self._pool.release(self.table[rows, columns], step)
+        self.table[rows, columns], self._owned[rows, columns], self._ring[rows, turns] = NO_PAGE, False, -1
+        np.subtract.at(self._filled, rows, 1)
+
+    # -- the newest checkpoint of decoding ---------------------------------------------------------------------------------
+
+    def keep(self, rows: np.ndarray, n: np.ndarray) -> None:
+        """Keep, unreferenced, the pages that resuming at ``n`` needs, instead of those kept so far. A turn must follow."""
+        ring, first = self._settled(rows, n), self.law.first(n) // self._block
+        turning = (ring >= first[:, None]) & (ring >= 0) & (ring * self._block < n[:, None])
+        fixed = np.arange(self._ring_start) * self._block < np.minimum(self.law.prefix or 0, n)[:, None]
+        pages, old = np.where(np.concatenate([fixed, turning], axis=1), self.table[rows], NO_PAGE), self.kept[rows]
+        changed = pages != old
+        self._pool.keep(pages[changed & (pages != NO_PAGE)])
+        self._pool.drop(old[changed & (old != NO_PAGE)])
+        self.kept[rows] = pages
+
+    def kept_pages(self, row: int, blocks: np.ndarray) -> np.ndarray:
+        """The pages of blocks that are all kept."""
+        return self.kept[row, self._columns(blocks)].copy()
+
+    def keeps_idle(self, row: int) -> bool:
+        """Is a page kept for this row that no request uses?"""
+        pages = self.kept[row]
+        return bool((self._pool.references(pages[pages != NO_PAGE]) == 0).any())
+
+    def forget(self, row: int) -> None:
+        """Keep nothing for a row any longer."""
+        pages = self.kept[row]
+        self._pool.drop(pages[pages != NO_PAGE])
+        self.kept[row] = NO_PAGE
 
     # -- sharing and leaving -----------------------------------------------------------------------------------------------
 
@@ -292,6 +357,7 @@ class SingleTypeKVCacheManager:
         if self._fixed is None and len(blocks):
             self._grow_table(int(columns[-1]) + 1)
         self.table[row, columns] = pages
+        self._filled[row] = len(blocks)
         if self._turning:
             turns = blocks >= self._fixed
             self._ring[row, columns[turns] - self._fixed] = blocks[turns]
@@ -307,7 +373,7 @@ class SingleTypeKVCacheManager:
         assert not self._steady[row] and not self._promises.get(source)
         self.settle(source, n)
         self.table[row], self._ring[row] = self.table[source], self._ring[source]
-        self._owned[row] = False
+        self._owned[row], self._filled[row] = False, self._filled[source]
         self.next_event[row] = n
         self._to_copy[row] = n % self._block > 0
         return self.held_pages(row)
@@ -331,31 +397,37 @@ class SingleTypeKVCacheManager:
     def disturb(self, row: int, n: int) -> None:
         """Pages of this row were shared: its ring may no longer turn on its own."""
         self.settle(row, n)
-        self._schedule_event(row, n)
+        self._schedule_events(np.array([row]), np.array([n]))
 
     def clear(self, row: int) -> np.ndarray:
         """Forget a row; returns every page it held, for the caller to release."""
         pages = self.held_pages(row)
+        self.forget(row)
         self._promises.pop(row, None)
         self.table[row], self._owned[row], self._ring[row] = NO_PAGE, False, -1
-        self._steady[row], self.next_event[row], self._to_copy[row] = False, 0, 0
+        self._steady[row] = self._turned[row] = False
+        self.next_event[row] = self._to_copy[row] = self._filled[row] = 0
         self._spans.pop(row, None)
         return pages
 
     def held_pages(self, row: int) -> np.ndarray:
         """Every page a row has a reference on, checkpoints' included; once per reference."""
         promised = [promise.pages for promise in self._promises.get(row, {}).values()]
-        return np.concatenate([self.table[row][self.table[row] != NO_PAGE], *promised])
+        table = self.table[row, : self._filled[row]] if self._fixed is None else self.table[row]
+        return np.concatenate([table[table != NO_PAGE], *promised])
 
     def num_blocks(self, row: int) -> int:
         """Blocks in the table."""
-        return int(np.count_nonzero(self.table[row] != NO_PAGE))
+        return int(self._filled[row])
+
+    def held_bytes(self, rows: np.ndarray, unit_bytes: int) -> np.ndarray:
+        """Bytes of the pages in the tables of rows."""
+        return self._filled[rows] * (self.layout.page_units * unit_bytes)
 
     def missing(self, rows: np.ndarray, pages: np.ndarray) -> np.ndarray:
         """Pages that rows will still ask for on their way to ``pages`` blocks, that of a shared block to be copied included."""
         if self._fixed is None:
-            held = np.count_nonzero(self.table[rows] != NO_PAGE, axis=1)
-            return np.maximum(0, pages - held) + self._to_copy[rows]
+            return np.maximum(0, pages - self._filled[rows]) + self._to_copy[rows]
         return np.maximum(0, pages - np.count_nonzero(self._owned[rows], axis=1))
 
     def num_held(self, row: int) -> int:
@@ -365,6 +437,8 @@ class SingleTypeKVCacheManager:
     def remap(self, moved: Remap) -> None:
         """Pages have moved."""
         moved.apply(self.table)
+        moved.apply(self.kept)
+        moved.apply(self._past)
         for span in self._spans.values():
             moved.apply(span.pages)
             moved.apply(span.past)
@@ -376,15 +450,19 @@ class SingleTypeKVCacheManager:
 
     def group_step(self, rows: np.ndarray, start: np.ndarray, query_start: np.ndarray) -> GroupStep:
         """This group's part of the step whose spans were applied since the last call; R rows, T tokens in all."""
-        fresh = np.full(len(rows), self.law.reads_before_writing)
         column = self._columns(start // self._block)
-        column = np.minimum(column, self.table.shape[1] - 1)
-        total = int(query_start[-1])
-        pages, places = np.empty(total, np.int32), np.empty(total, np.int32)
-        pages[query_start[:-1]] = self.table[rows, column]
-        places[query_start[:-1]] = start % self._block
-        live = self._fixed is None
+        fresh = np.full(len(rows), self.law.reads_before_writing)
+        live, single = self._fixed is None, len(rows) == query_start[-1]
+        if live:
+            column = np.minimum(column, self.table.shape[1] - 1)
+        pages, places = self.table[rows, column], (start % self._block).astype(np.int32)
         table = self.table if live else self.table[rows]
+        if not live and self._turned.any():
+            turned = self._turned[rows]
+            table[turned] = self._past[rows[turned]]
+            self._turned[:] = False
+        if not single:
+            pages, places = np.repeat(pages, lengths := np.diff(query_start)), np.repeat(places, lengths)
         for index in [i for i, row in enumerate(rows.tolist()) if row in self._spans] if self._spans else ():
             span = self._spans[int(rows[index])]
             fresh[index] = span.plan.fresh
@@ -398,7 +476,7 @@ class SingleTypeKVCacheManager:
             turning=self._turning, block_tokens=self._block, fresh=fresh, write_page=pages, write_row=places,
         )  # fmt: skip
 
-    def _placed(self, span: _Span) -> tuple[np.ndarray, np.ndarray]:
+    def _placed(self, span: Span) -> tuple[np.ndarray, np.ndarray]:
         """Page and row of every token of a span; NO_PAGE where it is not stored."""
         positions = np.arange(span.plan.start, span.plan.stop)
         blocks = positions // self._block

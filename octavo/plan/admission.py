@@ -87,13 +87,11 @@ def _step(cache: KVCacheManager, new: Synthetic | None, decoding: list[Synthetic
     """One step: a chunk of the new request's prompt, and a token of every earlier one; complete ones leave the list."""
     decoding[:] = [request for request in decoding if cache.scheduled(request) < request.total]
     rows = np.array([cache.row(request) for request in decoding], np.int64)
-    starts, hard = cache.scheduled_tokens(rows), cache.needs_extend(rows)
+    starts, planned = cache.scheduled_tokens(rows), cache.decode(rows, step)
     stops = starts + 1
-    for request, stop, slow in zip(decoding, stops.tolist(), hard.tolist(), strict=True):
+    for request, stop, done in zip(decoding, stops.tolist(), planned.tolist(), strict=True):
         request.prompt = stop
-        if slow:
-            assert cache.extend(request, stop, step), "rings that turn and blocks that open have their pages"
-    cache.advance(rows[~hard], step)
+        assert done or cache.extend(request, stop, step), "rings that turn and blocks that open have their pages"
     if new is not None:
         start = cache.scheduled(new)
         stop = min(new.prompt, start + chunk)

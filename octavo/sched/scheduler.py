@@ -203,21 +203,24 @@ class Scheduler:
         parts: list[_Part] = []
         running = list(self._running)
         rows = np.array([queued.row for queued in running], np.int64)
-        starts, hard = self.cache.scheduled_tokens(rows), self.cache.needs_extend(rows)
-        planned = []
-        for queued, row, start, slow in zip(running, rows.tolist(), starts.tolist(), hard.tolist(), strict=True):
+        starts = self.cache.scheduled_tokens(rows)
+        left = np.array([queued.request.num_tokens for queued in running], np.int64) - starts
+        planned, asked = np.zeros(len(running), bool), 0
+        for index, (queued, start, rest) in enumerate(zip(running, starts.tolist(), left.tolist(), strict=True)):
             # Nothing is left while the next token is being sampled; a request further back may just have been preempted.
-            left = queued.request.num_tokens - start
-            if not left or not budget or queued.request.state is not RequestState.RUNNING:
+            if not rest or not budget or queued.request.state is not RequestState.RUNNING:
                 continue
-            stop = start + min(left, budget)
-            if left == 1 and not slow:
-                planned.append(row)
-            elif not self._make_room(queued, stop, step):
+            if rest == 1 and index >= asked:
+                # Single tokens are planned together, up to the next part of a prompt: nobody takes pages out of turn.
+                parts_behind = np.flatnonzero(left[index : len(self._running)] > 1)
+                asked = index + int(parts_behind[0]) if len(parts_behind) else len(self._running)
+                single = index + np.flatnonzero(left[index:asked] == 1)[:budget]
+                planned[single] = self.cache.decode(rows[single], step)
+            stop = start + min(rest, budget)
+            if not planned[index] and not self._make_room(queued, stop, step):
                 continue
-            parts.append(_Part(queued=queued, row=row, start=start, stop=stop, stay=queued.stay))
+            parts.append(_Part(queued=queued, row=queued.row, start=start, stop=stop, stay=queued.stay))
             budget -= stop - start
-        self.cache.advance(np.array(planned, np.int64), step)
         return parts
 
     def _make_room(self, queued: _Queued, stop: int, step: int) -> bool:

@@ -73,7 +73,7 @@ class CacheWatch:
         self._live = live
 
     def shared_rows(self) -> dict[Place, int]:
-        """Leading rows of every indexed page that hold the tokens of its last node."""
+        """Leading rows of every indexed page that hold the tokens of its last node, or of a rolling checkpoint."""
         coordinator = self._scheduler.cache.coordinator
         index, unit = coordinator.index, coordinator.layout.hash_unit
         shared: dict[Place, int] = {}
@@ -85,7 +85,19 @@ class CacheWatch:
                 rows = (stop - 1) % layout.block_tokens + 1
                 for page, count in zip(index.pages[lane, nodes].tolist(), rows.tolist(), strict=True):
                     shared[group, page] = max(count, shared.get((group, page), 0))
+        for row in np.flatnonzero(coordinator.kept_at).tolist():
+            self._add_kept(shared, row, int(coordinator.kept_at[row]))
         return shared
+
+    def _add_kept(self, shared: dict[Place, int], row: int, mark: int) -> None:
+        """Rows that a running request's rolling checkpoint will offer."""
+        coordinator = self._scheduler.cache.coordinator
+        for group in coordinator.rolling:
+            manager = coordinator.groups[group]
+            blocks = manager.blocks_needed(mark)
+            for block, page in zip(blocks.tolist(), manager.kept_pages(row, blocks).tolist(), strict=True):
+                count = min(manager.layout.block_tokens, mark - block * manager.layout.block_tokens)
+                shared[group, page] = max(count, shared.get((group, page), 0))
 
     def held(self, request_id: str, group: int) -> frozenset[int]:
         """Pages that a running request has references on in one group, checkpoints' included."""

@@ -61,8 +61,11 @@ class Law(ABC):
         """True where even a single token replaces what it reads, so one page serves as past and as result."""
         return False
 
-    def next_release(self, n: int) -> int | None:
-        """First ``m > n`` at which so much is let go at once that it should be handed back; None where a ring may keep it."""
+    def next_release(self, n: Count) -> Count | None:
+        """First ``m > n`` at which so much is let go at once that it should be handed back; None where a ring may keep it.
+
+        Integer or array in, the same out; None for every n or for none.
+        """
         return None
 
     @abstractmethod
@@ -134,7 +137,7 @@ class Chunk(Law):
     def alignment(self) -> int:
         return self.chunk
 
-    def next_release(self, n: int) -> int:
+    def next_release(self, n: Count) -> Count:
         return n - n % self.chunk + self.chunk
 
     def describe(self) -> str:

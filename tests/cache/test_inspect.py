@@ -40,6 +40,7 @@ class Ledger:
         self.pool.allocate, self.pool.compact = self.allocate, self.compact  # type: ignore[method-assign]
         for index, group in enumerate(cache.coordinator.groups):
             group.apply = self.in_turn(index, group.apply)  # type: ignore[method-assign]
+            group.turn = self.in_turn(index, group.turn)  # type: ignore[method-assign]
 
     def in_turn(self, index: int, apply: Any) -> Any:
         """``apply``, with whatever it allocates noted as group ``index``'s."""

@@ -139,8 +139,7 @@ def test_a_decode_step_inside_blocks_costs_no_python_per_request_in_the_cache(si
 
     sys.setprofile(trace)
     try:
-        assert not manager.needs_extend(rows).any()
-        manager.advance(rows, 99)
+        assert manager.decode(rows, 99).all()
         manager.plan_step(rows, plan.stop.astype("int64"), plan.query_start)
         manager.commit(rows, plan.stop.astype("int64") + 1)
     finally:

@@ -103,6 +103,17 @@ def ring_recycles_indexed_pages(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PagePool, "exclusive", lambda self, pages: np.ones(len(np.asarray(pages).reshape(-1)), bool))
 
 
+def rolling_checkpoints_stay_behind(patch: pytest.MonkeyPatch) -> None:
+    """A decoding request offers what it kept at an earlier unit as what its last one needs."""
+    keep = SingleTypeKVCacheManager.keep
+
+    def once(self: SingleTypeKVCacheManager, rows: np.ndarray, n: np.ndarray) -> None:
+        first = (self.kept[rows] == NO_PAGE).all(axis=1)
+        keep(self, rows[first], n[first])
+
+    patch.setattr(SingleTypeKVCacheManager, "keep", once)
+
+
 def hit_one_unit_too_long(patch: pytest.MonkeyPatch) -> None:
     """A bounded group says it can resume one unit after where it can."""
     resumable = KVCacheCoordinator._resumable
@@ -186,6 +197,7 @@ PLANTS: tuple[tuple[Plant, str], ...] = (
     (rings_turn_over_forks, "reads tokens|offers to others|not yet received"),
     (copies_forgotten, "reads tokens"),
     (ring_recycles_indexed_pages, "offers to others"),
+    (rolling_checkpoints_stay_behind, "reads tokens|no page of this arena"),
     (hit_one_unit_too_long, "a hit is warm"),
     (last_token_not_computed, "AssertionError"),
     (no_limbo, "not yet received"),
