@@ -57,6 +57,8 @@ def _repacked(name: str, tensor: Tensor, rule: Repack, into: list[tuple[str, tor
     if rule.part is not None:
         ((weight, shape),) = into
         start = rule.part * len(values) + (shape[0] if rule.part < 0 else 0)
+        if not 0 <= start <= shape[0] - len(values):
+            raise ConfigError(f"tensor {name} has {len(values)} rows, which do not fit {weight} of {shape[0]}")
         return [Piece(weight=weight, region=((start, start + len(values)),), values=values)]
     sizes = [shape[axis] for _, shape in into]
     if len(into) > 1 and sum(sizes) != values.shape[axis]:

@@ -26,7 +26,7 @@ NAMES = (
     "mamba",
     "mamba2",
     "falcon_h1",
-    "zamba2",
+    "jamba",
 )
 every_recurrence = pytest.mark.parametrize("name", NAMES)
 
@@ -103,6 +103,17 @@ def test_states_inside_a_chunk_are_those_of_their_place(root: Path, name: str) -
     for sibling, hit in zip(siblings, (64, 32, 64, 32), strict=True):
         (output,) = generate(llm, [sibling])
         assert (output.num_cached_tokens, answers([output])) == (hit, rights(name, [sibling]))
+
+
+@pytest.mark.parametrize("name", ["qwen3_next", "lfm2"])
+def test_the_third_of_a_family_goes_on_from_a_short_shared_prefix(root: Path, name: str) -> None:
+    """48 shared tokens that nobody announced: the second leaves a state where it left the first, whatever a state's size."""
+    shared = tiny.prompt(48, 81)
+    prompts = [shared + tiny.prompt(20, 90 + sibling) for sibling in range(3)]
+    llm = engine(root, name)
+    outputs = [generate(llm, [prompt])[0] for prompt in prompts]
+    assert [output.num_cached_tokens for output in outputs] == [0, 0, 48]
+    assert answers(outputs) == rights(name, prompts)
 
 
 @every_recurrence

@@ -57,6 +57,28 @@ def test_rows_are_split_by_the_sizes_of_the_modules() -> None:
     assert (made["q.weight"].dtype, made["k.weight"].dtype) == (torch.float32, torch.bfloat16)
 
 
+PARTS = tuple(
+    Repack(pattern=rf"{name}_conv\.weight", into=("q.weight",), part=part) for name, part in (("a", 0), ("b", 1), ("c", -1))
+)
+
+
+def test_parts_of_a_weight_lie_behind_each_other_the_last_at_its_end() -> None:
+    whole = numbered(10, 3)
+    parts = {"c_conv.weight": whole[8:], "a_conv.weight": whole[:4], "b_conv.weight": whole[4:8]}
+    assert torch.equal(load(Model(q=(10, 3)), parts, *PARTS)["q.weight"], whole)
+
+
+def test_parts_that_overlap_leave_a_gap_or_do_not_fit_are_named() -> None:
+    whole = numbered(10, 3)
+    parts = {"a_conv.weight": whole[:4], "b_conv.weight": whole[4:8]}
+    with pytest.raises(ConfigError, match=r"lacks q\.weight"):
+        load(Model(q=(10, 3)), {**parts, "c_conv.weight": whole[9:]}, *PARTS)
+    with pytest.raises(ConfigError, match=r"c_conv\.weight is twice"):
+        load(Model(q=(10, 3)), {**parts, "c_conv.weight": whole[7:]}, *PARTS)
+    with pytest.raises(ConfigError, match=r"c_conv\.weight has 11 rows, which do not fit q\.weight of 10"):
+        load(Model(q=(10, 3)), {"c_conv.weight": numbered(11, 3)}, *PARTS)
+
+
 def test_experts_are_stacked_gate_before_up() -> None:
     weights = {
         f"experts.{n}.{part}.weight": numbered(2, 3) + 100 * n + at for n in (1, 0) for at, part in ((10, "up"), (0, "gate"))
