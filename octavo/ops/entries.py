@@ -1,17 +1,23 @@
 """Entries without heads of streams that let nothing go: stored and read through their codec.
 
-Owns the one way in and the ways out of such a stream: what a step adds, all of a request, all of a bucket, and chosen ones.
-Knows no kind; fields and their dtypes are the stream's (``ops/codec.py``). Streams whose law is ``Everything`` are written
-ahead of all reads, so what is read passed through the cache's dtype, also within one step.
+Owns the one way in and the ways out of such a stream: what a step adds; all of a request; a bucket's, piece by piece; chosen
+ones. Knows no kind; fields and their dtypes are the stream's (``ops/codec.py``). Streams whose law is ``Everything`` are
+written ahead of all reads, so what is read passed through the cache's dtype, also within one step.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from octavo.ops.codec import decode, encode
 from octavo.ops.paged import CacheView, DecodeBucket, RequestRead
+
+PIECE_TOKENS: Final = 4096
+"""Most tokens of a bucket that are copied at once, as long as a request has one block: what is copied is used in the caches."""
 
 
 def keep(view: CacheView, **entry: Tensor) -> None:
@@ -26,16 +32,19 @@ def of_request(view: CacheView, request: RequestRead, dtype: torch.dtype) -> dic
     return decode({name: request.gather_head(field, 0) for name, field in view.fields.items()}, dtype=dtype)
 
 
-def of_bucket(view: CacheView, bucket: DecodeBucket, dtype: torch.dtype) -> dict[str, Tensor]:
-    """All entries of a bucket's B requests, [B, N * block_tokens, elements] for each part; 0 in rows not to be read."""
-    pages, stored = bucket.pages.flatten(), {}
-    for name, field in view.fields.items():
-        stored[name] = field.gather_head(pages, 0)
-    entry = decode(stored, dtype=dtype)
-    for part in entry.values():
-        # A weight of zero does not hide a NaN.
-        part[bucket.hidden_page, bucket.hidden_row] = 0
-    return {name: part.reshape(bucket.pages.shape[0], -1, part.shape[-1]) for name, part in entry.items()}
+def of_bucket(view: CacheView, bucket: DecodeBucket, dtype: torch.dtype) -> Iterator[tuple[slice, dict[str, Tensor]]]:
+    """All entries of a bucket's B requests, some rows of all at a time: (which rows, [B, rows, elements] for each part).
+
+    Hidden rows hold anything, NaN included.
+    """
+    count, blocks = bucket.pages.shape
+    size = bucket.hidden.shape[1] // blocks
+    step = max(1, PIECE_TOKENS // (count * size))
+    for first in range(0, blocks, step):
+        pages = bucket.pages[:, first : first + step]
+        stored = {name: field.gather_head(pages.flatten(), 0) for name, field in view.fields.items()}
+        entry = {name: part.reshape(count, -1, part.shape[-1]) for name, part in decode(stored, dtype=dtype).items()}
+        yield slice(first * size, (first + pages.shape[1]) * size), entry
 
 
 def of_numbers(view: CacheView, requests: Tensor, numbers: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:

@@ -80,17 +80,17 @@ def _by_number(scores: Tensor, least: Tensor, width: int) -> Tensor:
 def select(q: Tensor, weights: Tensor, keys: Tensor, visible: Tensor, k: int) -> Tensor:
     """``choose`` of ``index_scores``, in tiles of queries, none of which has more keys than its last query sees.
 
-    visible must not decrease where keys are [L, D]. Returns int64 [n, min(k, L)].
+    keys: [L, D]. visible must not decrease. Returns int64 [n, min(k, L)].
     """
-    count, total = q.shape[0], keys.shape[-2]
+    count, total = q.shape[0], keys.shape[0]
     chosen = visible.new_full((count, min(k, total)), -1)
     if k >= total:
         return choose(q.new_empty(count, total), visible, k)
     tile = max(1, TILE_SCORES // total)
     for first in range(0, count, tile):
         mine = slice(first, first + tile)
-        own = keys[mine] if keys.dim() == 3 else keys[: int(visible[mine][-1])]
-        found = choose(index_scores(q[mine], weights[mine], own), visible[mine], k)
+        seen = keys[: int(visible[mine][-1])]
+        found = choose(index_scores(q[mine], weights[mine], seen), visible[mine], k)
         chosen[mine, : found.shape[1]] = found
     return chosen
 
@@ -103,9 +103,12 @@ def pick(q: Tensor, weights: Tensor, view: CacheView, positions: Tensor, k: int)
     wide, chosen = torch.promote_types(q.dtype, torch.float32), positions.new_full((q.shape[0], k), -1)
     for bucket in view.batch.decodes:
         own = bucket.tokens
-        keys = of_bucket(view, bucket, wide)["key"]
-        found = select(q[own], weights[own], keys, positions[own] + 1, k)
-        chosen[own, : found.shape[1]] = found
+        mine, weighted, total = q[own], weights[own], bucket.hidden.shape[1]
+        scores = mine.new_empty(own.numel(), total, dtype=wide)
+        if k < total:
+            for rows, entry in of_bucket(view, bucket, wide):
+                scores[:, rows] = index_scores(mine, weighted, entry["key"])
+        chosen[own, : min(k, total)] = choose(scores, positions[own] + 1, k)
     for request in view.batch.requests:
         mine = slice(*request.query)
         keys = of_request(view, request, wide)["key"]

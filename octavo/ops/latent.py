@@ -17,7 +17,7 @@ from typing import Final, Literal
 import torch
 from torch import Tensor
 
-from octavo.ops.attention import TILE_SCORES, Rule, weights_of
+from octavo.ops.attention import TILE_SCORES, Rule, products, weights_of
 from octavo.ops.entries import of_bucket, of_numbers, of_request
 from octavo.ops.paged import CacheView, DecodeBucket, RequestRead
 from octavo.spec.law import Everything
@@ -120,8 +120,27 @@ def _bucket(q: Queries, view: CacheView, bucket: DecodeBucket, heads: Heads) -> 
     """Decodes: always absorbed, and gathered where the context is longer than the choice."""
     if q.chosen is not None and q.chosen.shape[1] < bucket.hidden.shape[1]:
         return _gathered(q, view, heads)
-    entry = of_bucket(view, bucket, q.plain.dtype)
-    return heads.values(_mixed(heads.absorb(q.plain), q.rotated, entry, bucket.hidden, heads.rule))
+    return heads.values(_piecewise(heads.absorb(q.plain), q.rotated, view, bucket, heads.scale))
+
+
+def _piecewise(absorbed: Tensor, rotated: Tensor, view: CacheView, bucket: DecodeBucket, scale: float) -> Tensor:
+    """``_mixed`` of a bucket with the running maximum and sum of an online softmax (Milakov and Gimelshein 2018)."""
+    wide = torch.promote_types(absorbed.dtype, torch.float32)
+    best = absorbed.new_full((*absorbed.shape[:2], 1), float("-inf"), dtype=wide)
+    total, mixed = torch.zeros_like(best), torch.zeros_like(absorbed, dtype=wide)
+    for rows, entry in of_bucket(view, bucket, absorbed.dtype):
+        latent, hidden = entry["latent"], bucket.hidden[:, rows]
+        # A weight of zero does not hide a NaN.
+        latent.masked_fill_(hidden[:, :, None], 0)
+        scores = products(absorbed, latent.transpose(1, 2)) + products(rotated, entry["rope"].transpose(1, 2))
+        scores = (scores.to(wide) * scale).masked_fill_(hidden[:, None], float("-inf"))
+        # The first rows of every request are seen, so this is a number from the first piece on.
+        higher = torch.maximum(best, scores.amax(dim=-1, keepdim=True))
+        weights, kept = torch.exp(scores - higher), torch.exp(best - higher)
+        total = total * kept + weights.sum(dim=-1, keepdim=True)
+        mixed = mixed * kept + products(weights.to(latent.dtype), latent)
+        best = higher
+    return (mixed / total).to(absorbed.dtype)
 
 
 def _request(q: Queries, view: CacheView, request: RequestRead, heads: Heads) -> Tensor:
@@ -140,7 +159,6 @@ def _mixed(absorbed: Tensor, rotated: Tensor, entry: dict[str, Tensor], hidden: 
     """
     latent, rope = entry["latent"], entry["rope"]
     if latent.dim() == 3 and latent.shape[0] == 1:
-        # torch's batched product of one bfloat16 pair is many times slower on CPU than the plain one.
         latent, rope = latent[0], rope[0]
     scores = absorbed @ latent.transpose(-1, -2) + rotated @ rope.transpose(-1, -2)
     weights = weights_of(scores, hidden[:, None], rule, slice(None))

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from octavo.kinds.mla.spec import MultiHeadLatent
+from octavo.ops import entries
 from octavo.ops import latent as module
 from octavo.ops.entries import keep
 from octavo.ops.latent import Heads, Queries, latent_attend, way_of
@@ -106,7 +107,9 @@ def test_every_way_is_the_same(monkeypatch: pytest.MonkeyPatch, way: str, k: int
 
 
 @pytest.mark.parametrize("k", [None, 5])
-def test_the_way_that_is_least_work_is_the_same_too(k: int | None) -> None:
+@pytest.mark.parametrize("piece", [1, 24, 4096])
+def test_the_way_that_is_least_work_is_the_same_too(monkeypatch: pytest.MonkeyPatch, piece: int, k: int | None) -> None:
+    monkeypatch.setattr(entries, "PIECE_TOKENS", piece)
     scene = Scene(k=k)
     torch.testing.assert_close(scene.attend(scene.own()), scene.expected(), rtol=1e-9, atol=1e-9)
 
