@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from octavo.nn.linear import Linear
 from octavo.nn.norm import Norm, unit
 from octavo.nn.rope import rotate, tables
 from octavo.nn.step import Caches, Step
@@ -26,7 +27,7 @@ class Attention(nn.Module):
         self.params, self.law, self.hidden_size = params, law, params.hidden_size
 
         def linear(inputs: int, outputs: int, bias: bool) -> nn.Linear:
-            return nn.Linear(inputs, outputs, bias=bias, dtype=dtype, device=device)
+            return Linear(inputs, outputs, bias=bias, dtype=dtype, device=device)
 
         queries, keys = params.num_heads * params.head_dim, params.num_kv_heads * params.head_dim
         self.q_proj = linear(params.hidden_size, 2 * queries if params.gated else queries, params.bias)

@@ -13,10 +13,10 @@ from types import MappingProxyType
 from typing import Any, ClassVar, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from octavo.base import UnsupportedError
+from octavo.nn.linear import Linear, project
 from octavo.nn.mlp import MLP
 from octavo.nn.moe import MoE
 from octavo.nn.norm import Norm
@@ -125,7 +125,7 @@ class Decoder(nn.Module):
         self.options = self.reads(**spec.options)
         self.model = self.trunk(spec, self.options, dtype, device)
         if not self.options.tied_embeddings:
-            self.lm_head = nn.Linear(self.options.hidden_size, spec.vocab_size, bias=False, dtype=dtype, device=device)
+            self.lm_head = Linear(self.options.hidden_size, spec.vocab_size, bias=False, dtype=dtype, device=device)
 
     @property
     def tied(self) -> Mapping[str, str]:
@@ -151,7 +151,7 @@ class Decoder(nn.Module):
         """Final norm and head of any rows: [n, d] -> logits float32 [n, vocab], in memory of its own."""
         hidden = self.model.norm(hidden)
         head = self.model.embed_tokens.weight if self.options.tied_embeddings else self.lm_head.weight
-        logits = F.linear(hidden, head)
+        logits = project(hidden, head)
         if self.options.logit_scale != 1.0:
             logits = logits * self.options.logit_scale
         logits = logits.float()

@@ -10,6 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from octavo.kernels.linear import gated, takes
+from octavo.nn.linear import Linear
+
 Gate = Callable[[Tensor], Tensor]
 
 
@@ -44,13 +47,15 @@ class MLP(nn.Module):
         device: torch.device | str,
     ) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(size, inner, bias=bias, dtype=dtype, device=device)
-        self.up_proj = nn.Linear(size, inner, bias=bias, dtype=dtype, device=device)
-        self.down_proj = nn.Linear(inner, size, bias=bias, dtype=dtype, device=device)
-        self.gate, self.limit = GATES[activation], limit
+        self.gate_proj = Linear(size, inner, bias=bias, dtype=dtype, device=device)
+        self.up_proj = Linear(size, inner, bias=bias, dtype=dtype, device=device)
+        self.down_proj = Linear(inner, size, bias=bias, dtype=dtype, device=device)
+        self.gate, self.activation, self.limit = GATES[activation], activation, limit
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, size] -> [T, size]."""
+        if self.limit is None and self.gate_proj.bias is None and takes(x, self.gate_proj.weight):
+            return self.down_proj(gated(x, self.gate_proj.weight, self.up_proj.weight, self.activation))
         gate, up = self.gate_proj(x), self.up_proj(x)
         if self.limit is not None:
             gate, up = limited(gate, up, self.limit)
@@ -64,8 +69,8 @@ class PlainMLP(nn.Module):
         self, size: int, inner: int, activation: str, *, bias: bool, dtype: torch.dtype, device: torch.device | str
     ) -> None:
         super().__init__()
-        self.up_proj = nn.Linear(size, inner, bias=bias, dtype=dtype, device=device)
-        self.down_proj = nn.Linear(inner, size, bias=bias, dtype=dtype, device=device)
+        self.up_proj = Linear(size, inner, bias=bias, dtype=dtype, device=device)
+        self.down_proj = Linear(inner, size, bias=bias, dtype=dtype, device=device)
         self.act = GATES[activation]
 
     def forward(self, x: Tensor) -> Tensor:

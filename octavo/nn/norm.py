@@ -9,11 +9,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from octavo.kernels.pointwise import normed, takes
 from octavo.spec.attention import NormStyle
 
 
 def unit(x: Tensor, eps: float) -> Tensor:
     """``x / rms(x)`` over the last axis, computed in float32 at least: RMSNorm without a weight."""
+    if takes(x):
+        return normed(x, None, eps, "unit")
     wide = x if x.dtype == torch.float64 else x.float()
     return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
 
@@ -29,6 +32,8 @@ class Norm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., size] -> [..., size], computed in float32 at least."""
+        if takes(x) and x.dtype == self.weight.dtype:
+            return normed(x, self.weight, self.eps, self.style)
         wide = x if x.dtype == torch.float64 else x.float()
         if self.style == "center":
             wide = wide - wide.mean(-1, keepdim=True)

@@ -11,6 +11,7 @@ import math
 import torch
 from torch import Tensor
 
+from octavo.kernels.pointwise import rotated, takes
 from octavo.spec.rope import RopeParams
 
 
@@ -77,6 +78,8 @@ def tables(params: RopeParams, dim: int, positions: Tensor, dtype: torch.dtype) 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> Tensor:
     """Rotate the front of [T, heads, dim] by tables [T, 1, rotated]: halves against each other, or neighbours."""
+    if takes(x) and x.dtype == cos.dtype and x.dim() == 3:
+        return rotated(x, cos, sin, interleaved=interleaved)
     front, rest = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
     if interleaved:
         crossed = torch.stack((-front[..., 1::2], front[..., ::2]), dim=-1).flatten(-2)

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from octavo.base import Interval, blocks_of
 from octavo.kernels.attention import Reads
+from octavo.kernels.pointwise import scatter, scatters
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +71,9 @@ class Writes:
 
     def store(self, view: FieldView, values: Tensor) -> None:
         """Write the chosen tokens of ``values`` [T, heads, ...]."""
-        if self.tokens.numel():
+        if self.tokens.numel() and scatters(view.data, values):
+            scatter(view.data, self.pages, self.rows, values, self.tokens)
+        elif self.tokens.numel():
             view.write(self.pages, self.rows, values.index_select(0, self.tokens))
 
 

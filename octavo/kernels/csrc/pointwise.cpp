@@ -1,0 +1,132 @@
+// What a step does to single rows and stores: norms, rotation, writing entries to pages. Little arithmetic; what is saved is
+// the time of many small operations.
+//
+// reference: octavo/nn/norm.py and octavo/nn/rope.py, and octavo/kernels/reference.py, scatter.
+
+#include "simd.h"
+
+namespace OCTAVO_ISA {
+
+enum Style : int32_t { STYLE_NONE = -1, STYLE_UNIT = 0, STYLE_SCALE = 1, STYLE_WIDE = 2, STYLE_OFFSET = 3, STYLE_CENTER = 4 };
+
+// Heads [tokens, heads, size]: normalised, if there is a style, rounded, and then rotated, if there are tables.
+struct Heads {
+    const void* x;       // rows are contiguous
+    const void* weight;  // [size]; null for STYLE_UNIT
+    const void* cosine;  // [tokens, rotated] in x's type, or null
+    const void* sine;
+    void* y;             // [tokens, heads, size], contiguous
+    int64_t tokens, heads, size, x_token, x_head, rotated;
+    float eps;
+    int32_t style, interleaved, type;
+};
+
+template <class T>
+static void normalise(const Heads& call, const T* x, float* row) {
+    const T* weight = (const T*)call.weight;
+    int64_t size = call.size, whole = size / W * W;
+    float mean = 0;
+    if (call.style == STYLE_CENTER) {
+        vec total = {};
+        for (int64_t d = 0; d < whole; d += W) total += load(x + d);
+        mean = sum(total);
+        for (int64_t d = whole; d < size; d++) mean += to_float(x[d]);
+        mean /= size;
+    }
+    vec squares = {};
+    for (int64_t d = 0; d < whole; d += W) {
+        vec centred = load(x + d) - mean;
+        squares += centred * centred;
+    }
+    float square = sum(squares);
+    for (int64_t d = whole; d < size; d++) square += (to_float(x[d]) - mean) * (to_float(x[d]) - mean);
+    float inverse = 1.0f / __builtin_sqrtf(square / size + call.eps), shift = call.style == STYLE_OFFSET ? 1 : 0;
+    for (int64_t d = 0; d < whole; d += W) {
+        vec normal = (load(x + d) - mean) * inverse;
+        if (call.style == STYLE_SCALE) normal = through((T*)0, normal);
+        store(row + d, through((T*)0, weight ? normal * (load(weight + d) + shift) : normal));
+    }
+    for (int64_t d = whole; d < size; d++) {
+        float normal = (to_float(x[d]) - mean) * inverse;
+        T rounded;
+        from_float(&rounded, normal);
+        if (call.style == STYLE_SCALE) normal = to_float(rounded);
+        from_float(&rounded, weight ? normal * (to_float(weight[d]) + shift) : normal);
+        row[d] = to_float(rounded);
+    }
+}
+
+template <class T>
+static void rotate(const Heads& call, const T* cosine, const T* sine, float* row) {
+    int64_t half = call.rotated / 2;
+    if (call.interleaved) {
+        for (int64_t d = 0; d < call.rotated; d += 2) {
+            float a = row[d], b = row[d + 1];
+            row[d] = a * to_float(cosine[d]) - b * to_float(sine[d]);
+            row[d + 1] = b * to_float(cosine[d + 1]) + a * to_float(sine[d + 1]);
+        }
+        return;
+    }
+    int64_t d = 0;
+    for (; d + W <= half; d += W) {
+        vec a = load(row + d), b = load(row + half + d);
+        store(row + d, a * load(cosine + d) - b * load(sine + d));
+        store(row + half + d, b * load(cosine + half + d) + a * load(sine + half + d));
+    }
+    for (; d < half; d++) {
+        float a = row[d], b = row[half + d];
+        row[d] = a * to_float(cosine[d]) - b * to_float(sine[d]);
+        row[half + d] = b * to_float(cosine[half + d]) + a * to_float(sine[half + d]);
+    }
+}
+
+template <class T>
+static void head_of(const Heads& call, const T* x, int64_t token, T* y) {
+    float* row = (float*)octavo_scratch(SLOT_ROWS, call.size * sizeof(float));
+    int64_t size = call.size, whole = size / W * W;
+    if (call.style == STYLE_NONE) {
+        for (int64_t d = 0; d < whole; d += W) store(row + d, load(x + d));
+        for (int64_t d = whole; d < size; d++) row[d] = to_float(x[d]);
+    } else {
+        normalise(call, x, row);
+    }
+    if (call.cosine) {
+        int64_t at = token * call.rotated;
+        rotate(call, (const T*)call.cosine + at, (const T*)call.sine + at, row);
+    }
+    for (int64_t d = 0; d < whole; d += W) store(y + d, load(row + d));
+    for (int64_t d = whole; d < size; d++) from_float(y + d, row[d]);
+}
+
+template <class T>
+static void token_of(void* context, int64_t token) {
+    const Heads& call = *(const Heads*)context;
+    const T* x = (const T*)call.x + token * call.x_token;
+    T* y = (T*)call.y + token * call.heads * call.size;
+    for (int64_t head = 0; head < call.heads; head++) head_of(call, x + head * call.x_head, token, y + head * call.size);
+}
+
+// Row `tokens[i]` of values [T, heads, entry] goes to row `rows[i]` of page `pages[i]`, all counted in bytes.
+struct Scatter {
+    const void* values;
+    void* field;
+    const int64_t *tokens, *pages, *rows;
+    int64_t count, heads, entry, value_token, value_head, page, head, row;
+};
+
+}  // namespace OCTAVO_ISA
+
+OCTAVO_EXPORT(heads)(OCTAVO_ISA::Heads* call, int threads) {
+    using namespace OCTAVO_ISA;
+    constexpr int64_t WORTH_SHARING = 1 << 16;  // elements
+    if (call->tokens * call->heads * call->size < WORTH_SHARING) threads = 1;
+    octavo_parallel(threads, call->tokens, call->type == TYPE_BFLOAT16 ? token_of<bf16> : token_of<float>, call);
+}
+
+OCTAVO_EXPORT(scatter)(const OCTAVO_ISA::Scatter* call, int) {
+    for (int64_t i = 0; i < call->count; i++) {
+        const char* from = (const char*)call->values + call->tokens[i] * call->value_token;
+        char* to = (char*)call->field + call->pages[i] * call->page + call->rows[i] * call->row;
+        for (int64_t h = 0; h < call->heads; h++) memcpy(to + h * call->head, from + h * call->value_head, call->entry);
+    }
+}

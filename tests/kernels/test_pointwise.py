@@ -1,0 +1,71 @@
+"""Norms, rotation and stores against those in torch, on every instruction set this machine has."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from octavo.kernels.library import levels, library
+from octavo.kernels.pointwise import STYLES, normed, rotated, scatter, scatters, takes
+from octavo.nn.norm import Norm, unit
+from octavo.nn.rope import rotate
+
+pytestmark = pytest.mark.skipif(not levels(), reason="no compiled kernels")
+
+DTYPES = st.sampled_from([torch.float32, torch.bfloat16])
+TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 8e-3}
+
+
+@pytest.mark.parametrize("isa", levels())
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**31), style=st.sampled_from(sorted(STYLES)), size=st.integers(1, 70), dtype=DTYPES)
+def test_norms(isa: str, seed: int, style: str, size: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x = (torch.randn(5, 3, 2 * size, generator=generator) * 3 + 1).to(dtype)[..., :size]
+    if style == "unit":
+        fast, slow = normed(x, None, 1e-5, "unit", kernels=library(isa)), unit(x.double(), 1e-5)
+    else:
+        norm = Norm(size, 1e-5, style, dtype=dtype, device="cpu")  # type: ignore[arg-type]
+        norm.weight.copy_(torch.randn(size, generator=generator))
+        fast = normed(x, norm.weight, 1e-5, style, kernels=library(isa))
+        slow = norm.double()(x.double())
+    assert fast.dtype == dtype
+    torch.testing.assert_close(fast.double(), slow, atol=2 * TOLERANCE[dtype], rtol=2 * TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("isa", levels())
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**31), half=st.integers(1, 40), rest=st.integers(0, 20), dtype=DTYPES, interleaved=st.booleans())
+def test_rotation(isa: str, seed: int, half: int, rest: int, dtype: torch.dtype, interleaved: bool) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(5, 2 * half + rest, 3, generator=generator).to(dtype).transpose(1, 2).contiguous()
+    cosine, sine = (torch.randn(5, 1, 2 * half, generator=generator).to(dtype) for _ in "cs")
+    fast = rotated(x[:, 1:], cosine, sine, interleaved=interleaved, kernels=library(isa))
+    slow = rotate(x[:, 1:].double(), cosine.double(), sine.double(), interleaved=interleaved)
+    torch.testing.assert_close(fast.double(), slow, atol=4 * TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("isa", levels())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
+def test_scatter(isa: str, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    # Pages of one field between others, heads one behind the other.
+    fast = torch.zeros(7, 2, 3, 4, 5, dtype=dtype)
+    slow = fast.clone()
+    values = torch.randint(0, 200, (6, 3, 9), generator=generator).to(dtype)[:, :, 2:7]
+    pages, rows, tokens = torch.tensor([6, 0, 3, 3]), torch.tensor([0, 3, 1, 2]), torch.tensor([5, 0, 1, 1])
+    assert scatters(fast[:, 1], values)
+    scatter(fast[:, 1], pages, rows, values, tokens, kernels=library(isa))
+    slow[:, 1][pages, :, rows] = values[tokens]
+    assert torch.equal(fast, slow)
+
+
+def test_what_is_left_to_torch() -> None:
+    x = torch.randn(4, 2, 8)
+    assert takes(x) and takes(x.bfloat16())
+    assert not takes(x.double()) and not takes(x.transpose(1, 2)) and not takes(x.requires_grad_())
+    field = torch.zeros(2, 2, 4, 8)
+    assert scatters(field, x.detach()) and not scatters(field, x.detach().bfloat16())
+    assert not scatters(field.transpose(2, 3), torch.zeros(4, 2, 4))
