@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from octavo.base import NO_PAGE, ceil_div, floor_to
+from octavo.base import NO_PAGE, ceil_div, floor_to, round_up
 from octavo.cache.layout import CacheLayout, GroupLayout
 from octavo.memory.layout import ArenaLayout
 from octavo.sched.sampling import SamplingParams
@@ -24,10 +24,10 @@ GREEDY = SamplingParams(temperature=0)
 
 
 def hand_layout(spec: ModelSpec, block_tokens: Sequence[int], *, dtype: str = "float32", num_pages: int = 256) -> CacheLayout:
-    """A layout with ``block_tokens[g % len]`` per group and room for ``num_pages`` pages of each."""
+    """A layout with ``block_tokens[g % len]`` per group, rounded up to whole entries, and ``num_pages`` pages of each."""
     groups = []
     for number, group in enumerate(make_groups(spec, dtype)):
-        page_format = group.page_format(block_tokens[number % len(block_tokens)])
+        page_format = group.page_format(round_up(block_tokens[number % len(block_tokens)], group.stride))
         fixed, turning = group.table_columns(page_format.block_tokens)
         units = ceil_div(page_format.page_bytes, UNIT)
         groups.append(
