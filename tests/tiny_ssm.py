@@ -49,6 +49,7 @@ SPECS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
             "conv_kernel": 3,
             "use_bias": True,
             "tie_word_embeddings": True,
+            "time_step_limit": [0.05, 0.5],
             "chunk_size": 8,
         },
         "jamba": {
