@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from octavo import LLM, SamplingParams
 from octavo.base import ConfigError, UnsupportedError
-from octavo.spec.hf import find_families, read_spec
+from octavo.spec.hf import find_families, load_config, read_spec
 from octavo.spec.stream import CacheDtypes
 from tests import tiny, tiny_latent
 from tests.runner.plans import Chunk, PlanMaker
@@ -45,6 +45,32 @@ def test_logits_are_those_of_transformers(name: str, budget: int, tmp_path: Path
         made.append((first + len(part) - 1, runner.logits(maker.plan([Chunk(0, part)]))[0]))
     for place, logits in made:
         assert (logits - expected[place]).abs().max() < 5e-5
+
+
+@pytest.mark.parametrize("name", tiny_latent.SPECS)
+def test_weights_are_counted_exactly(name: str) -> None:
+    expected = sum(weight.numel() for weight in tiny.build(name).parameters())
+    assert read_spec(config(name), families=FAMILIES, planning=True).parameters == expected
+
+
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "deepseek-v2-lite": {"topk_method": "greedy", "scoring_func": "softmax", "norm_topk_prob": False, "seq_aux": True},
+    "deepseek-v3": {"topk_method": "noaux_tc", "scoring_func": "sigmoid", "norm_topk_prob": True, "ep_size": 1},
+    "deepseek-v3.2": {"topk_method": "noaux_tc", "scoring_func": "sigmoid"},
+    "kimi-k2": {"topk_method": "noaux_tc", "n_group": 1, "topk_group": 1, "seq_aux": True},
+    "glm-5": {"rope_interleave": True, "indexer_rope_interleave": True, "rope_scaling": None},
+}
+"""What the published files say beyond those of ``tests/data/configs``, which are for planning."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_configs_are_not_refused(name: str) -> None:
+    rope = {"type": "yarn", "factor": 40, "beta_fast": 32, "beta_slow": 1, "original_max_position_embeddings": 4096}
+    scaled = {"rope_scaling": {**rope, "mscale": 0.707, "mscale_all_dim": 0.707}, "moe_layer_freq": 1}
+    path = Path(__file__).resolve().parent.parent / "data" / "configs" / f"{name}.json"
+    spec = read_spec({**load_config(path), **scaled, **PUBLISHED[name]}, families=FAMILIES)
+    dense = 1 if name in ("deepseek-v2-lite", "kimi-k2") else 3
+    assert spec.options["moe"].layers == tuple(range(dense, len(spec.layers)))
 
 
 @pytest.mark.parametrize("name", ["deepseek_v3", "deepseek_v32_narrow", "glm_moe_dsa"])
