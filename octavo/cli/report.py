@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from octavo.cache.report import CacheReport
@@ -38,20 +39,27 @@ def table(report: CacheReport) -> Table:
 
 
 def kinds_table(held: Sequence[Held]) -> Table:
-    """What one request held, one line for streams that are alike."""
-    made = Table(title="By what layers remember", title_justify="left", title_style="bold")
-    for name in ("stream", "kind", "how long", "dtype"):
+    """What one request held, one line for streams that are alike; ``1:4`` is one entry for four tokens."""
+    made = Table(
+        title="By what layers remember",
+        title_justify="left",
+        title_style="bold",
+        box=SIMPLE_HEAD,
+        show_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+    made.add_column("stream", no_wrap=True)
+    for name in ("kind", "remembers"):
         made.add_column(name)
-    for name in ("layers", "entries of each", "held", "share"):
-        made.add_column(name, justify="right")
+    for name in ("layers", "entries", "held", "share"):
+        made.add_column(name, justify="right", no_wrap=True)
     for each in held:
-        per = "" if each.stride == 1 else f" of {each.stride:,} tokens"
+        per = "" if each.stride == 1 else f" 1:{each.stride:,}"
         count = (str(len(each.layers)), f"{each.entries:,}") if each.layers else ("", "")
         made.add_row(
             f"{each.stream}{per}",
-            ", ".join(each.kinds),
+            "\n".join(each.kinds),
             each.law,
-            ", ".join(each.dtypes),
             *count,
             format_size(each.bytes),
             f"{each.share:.1%}",
