@@ -12,6 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from octavo.nn.linear import Linear
 from octavo.nn.norm import Norm, unit
 from octavo.nn.rope import rotate, tables
 from octavo.nn.step import Caches, Step
@@ -63,8 +64,8 @@ class Compressor(nn.Module):
         super().__init__()
         self.params, self.dim, self.ratio, self.overlap = params, dim, ratio, overlap
         width, wide = dim * (2 if overlap else 1), torch.float32
-        self.kv_proj = nn.Linear(params.hidden_size, width, bias=False, dtype=wide, device=device)
-        self.gate_proj = nn.Linear(params.hidden_size, width, bias=False, dtype=wide, device=device)
+        self.kv_proj = Linear(params.hidden_size, width, bias=False, dtype=wide, device=device)
+        self.gate_proj = Linear(params.hidden_size, width, bias=False, dtype=wide, device=device)
         self.position_bias = nn.Parameter(torch.zeros(ratio, width, dtype=wide, device=device), requires_grad=False)
         self.kv_norm = Norm(dim, params.norm_eps, "wide", dtype=wide, device=device)
 
@@ -114,7 +115,7 @@ class Scorer(nn.Module):
 
     def __init__(self, size: int, heads: int, dtype: torch.dtype, device: Device) -> None:
         super().__init__()
-        self.weights_proj = nn.Linear(size, heads, bias=False, dtype=dtype, device=device)
+        self.weights_proj = Linear(size, heads, bias=False, dtype=dtype, device=device)
 
 
 class Indexer(Compressor):
@@ -125,7 +126,7 @@ class Indexer(Compressor):
     ) -> None:
         super().__init__(params, dim, ratio, overlap=True, device=device)
         self.heads, self.topk = heads, topk
-        self.q_b_proj = nn.Linear(params.q_lora_rank, heads * dim, bias=False, dtype=dtype, device=device)
+        self.q_b_proj = Linear(params.q_lora_rank, heads * dim, bias=False, dtype=dtype, device=device)
         self.scorer = Scorer(params.hidden_size, heads, dtype, device)
 
     def chosen(self, hidden: Tensor, latent: Tensor, angles: tuple[Tensor, Tensor], step: Step, keys: CacheView) -> Tensor:
@@ -141,7 +142,7 @@ class CompressedAttention(nn.Module):
     def __init__(self, params: CompressedParams, dtype: torch.dtype, device: Device) -> None:
         super().__init__()
         self.params, self.hidden_size = params, params.hidden_size
-        linear = partial(nn.Linear, bias=False, dtype=dtype, device=device)
+        linear = partial(Linear, bias=False, dtype=dtype, device=device)
         size, inner = params.hidden_size, params.num_heads * params.head_dim
         self.q_a_proj = linear(size, params.q_lora_rank)
         self.q_a_norm = Norm(params.q_lora_rank, params.norm_eps, "wide", dtype=torch.float32, device=device)

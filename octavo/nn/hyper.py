@@ -10,10 +10,10 @@ from dataclasses import replace
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from octavo.nn.decoder import Block, Decoder, LayerCaches, Trunk
+from octavo.nn.linear import project
 from octavo.nn.norm import unit
 from octavo.nn.step import Step
 from octavo.spec.hyper import HyperOptions
@@ -28,7 +28,7 @@ def _weight(*shape: int, device: Device) -> nn.Parameter:
 
 def _features(streams: Tensor, weight: Tensor, eps: float) -> Tensor:
     """[T, n, d] -> [T, outputs]: a projection of all streams of a token, normed together."""
-    return F.linear(unit(streams.flatten(1).to(weight.dtype), eps), weight)
+    return project(unit(streams.flatten(1).to(weight.dtype), eps), weight)
 
 
 class HyperConnection(nn.Module):
