@@ -13,6 +13,7 @@ import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -27,13 +28,13 @@ ISAS = ("portable", "avx2", "avx512", "avx512_bf16")
 EMULATED = "avx512_bf16_emulated"
 """The code of AVX512-BF16 with its one instruction written out. For tests on machines with AVX-512."""
 
-TYPES = ((torch.float32, 0), (torch.bfloat16, 1))
+TYPES = MappingProxyType({torch.float32: 0, torch.bfloat16: 1})
 """Element types and their numbers in csrc/common.h."""
 
 
 def type_number(dtype: torch.dtype) -> int | None:
     """A dtype's number in C, None for those that kernels do not take."""
-    return next((number for known, number in TYPES if known == dtype), None)
+    return TYPES.get(dtype)
 
 
 class Library:

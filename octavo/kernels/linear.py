@@ -36,12 +36,13 @@ class _Call(ctypes.Structure):
 
 def takes(x: Tensor, weight: Tensor) -> bool:
     """Whether ``linear`` computes x [..., K] @ weight [N, K]^T here: few rows on a CPU, of a dtype and width it knows."""
-    rows, size = x.numel() // max(1, x.shape[-1]), weight.shape[1]
+    size = weight.shape[1]
     return (
-        0 < rows <= MAX_ROWS
+        0 < x.numel() <= MAX_ROWS * size
         and size % 32 == 0
+        and x.is_cpu
+        and weight.is_cpu
         and x.dtype == weight.dtype
-        and x.device.type == weight.device.type == "cpu"
         and type_number(x.dtype) is not None
         and not (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad))
         and weight.is_contiguous()
@@ -69,9 +70,9 @@ def _run(x: Tensor, weight: Tensor, up: Tensor | None, bias: Tensor | None, gate
     size, count = x.shape[-1], weight.shape[0]
     assert weight.shape[1] == size and size % 32 == 0 and weight.is_contiguous() and weight.dtype == x.dtype
     assert bias is None or (bias.dtype == x.dtype and bias.is_contiguous())
-    rows = x.reshape(-1, size)
+    rows = x if x.dim() == 2 else x.reshape(-1, size)
     rows = rows if rows.stride(1) == 1 else rows.contiguous()
-    y = x.new_empty(*x.shape[:-1], count)
+    y = x.new_empty((*x.shape[:-1], count))
     call = _Call(
         rows.data_ptr(),
         weight.data_ptr(),

@@ -41,7 +41,7 @@ class _Scatter(ctypes.Structure):
 def takes(x: Tensor) -> bool:
     """Whether rows of x are normalised and rotated here: on a CPU, of a dtype that kernels know, without gradients."""
     return (
-        x.device.type == "cpu"
+        x.is_cpu
         and type_number(x.dtype) is not None
         and not (torch.is_grad_enabled() and x.requires_grad)
         and x.stride(-1) == 1
@@ -51,10 +51,9 @@ def takes(x: Tensor) -> bool:
 
 def normed(x: Tensor, weight: Tensor | None, eps: float, style: str, *, kernels: Library | None = None) -> Tensor:
     """``nn.norm.Norm`` of the last axis of x, weight [size] in x's dtype, or ``nn.norm.unit`` without."""
-    size = x.shape[-1]
-    rows = x.reshape(-1, 1, size)
+    rows = x if x.dim() == 3 else x.reshape(-1, 1, x.shape[-1])
     assert (weight is None) == (style == "unit"), "all norms but unit have a weight"
-    return _heads(rows, weight, eps, STYLES[style], None, None, False, kernels).view(x.shape)
+    return _heads(rows, weight, eps, STYLES[style], None, None, False, kernels).view_as(x)
 
 
 def rotated(x: Tensor, cosine: Tensor, sine: Tensor, *, interleaved: bool = False, kernels: Library | None = None) -> Tensor:
@@ -81,7 +80,7 @@ def _heads(
         assert cosine.shape == sine.shape == (tokens, 1, turned) and turned <= size and turned % 2 == 0
         assert cosine.dtype == sine.dtype == x.dtype
         cosine, sine = cosine.contiguous(), sine.contiguous()
-    y = x.new_empty(tokens, heads, size)
+    y = x.new_empty((tokens, heads, size))
     call = _Heads(
         x.data_ptr(),
         None if weight is None else weight.data_ptr(),
@@ -107,9 +106,10 @@ def scatters(field: Tensor, values: Tensor) -> bool:
     """Whether ``scatter`` stores values [T, heads, ...] in pages of field [starts, heads, entries, ...]: bytes on a CPU."""
     width = prod(field.shape[3:])
     return (
-        field.device.type == values.device.type == "cpu"
+        field.is_cpu
+        and values.is_cpu
         and values.dtype == field.dtype
-        and values[0, 0].is_contiguous()
+        and (values.is_contiguous() or values[0, 0].is_contiguous())
         and field.stride(2) == width
         and library() is not None
     )
