@@ -12,7 +12,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from octavo.ops.entries import of_bucket, of_request
+from octavo.kernels import indexer as compiled
+from octavo.kernels.entries import Paged
+from octavo.ops.entries import of_bucket, of_request, paged
 from octavo.ops.paged import CacheView
 
 TILE_PRODUCTS = 1 << 22
@@ -95,23 +97,43 @@ def select(q: Tensor, weights: Tensor, keys: Tensor, visible: Tensor, k: int) ->
     return chosen
 
 
+def pick_compiled(q: Tensor, weights: Tensor, keys: Paged, rows: Tensor, visible: Tensor, k: int) -> Tensor:
+    """``choose`` of ``index_scores`` by compiled kernels, where they take it: int64 [n, min(k, most visible)].
+
+    rows: int64 [n], where the table of ``keys`` has each query's request. A query that sees no more than k is not scored.
+    """
+    length = int(visible.max()) if visible.numel() else 0
+    chosen = visible.new_full((q.shape[0], min(k, length)), -1)
+    tile, scored = max(1, TILE_SCORES // max(1, length)), visible.where(visible > k, 0)
+    for first in range(0, q.shape[0], tile):
+        mine = slice(first, first + tile)
+        scores = compiled.index_scores(q[mine], weights[mine], keys, rows[mine], scored[mine], length=length)
+        chosen[mine] = compiled.choose(scores, visible[mine], k)
+    return chosen
+
+
 def pick(q: Tensor, weights: Tensor, view: CacheView, positions: Tensor, k: int) -> Tensor:
     """``select`` for every token of a step, among all tokens up to itself: int64 [T, k].
 
     q: [T, H, D]. weights: [T, H]. view: part ``key`` [D] of every token, the step's own included. positions: int64 [T].
     """
     wide, chosen = torch.promote_types(q.dtype, torch.float32), positions.new_full((q.shape[0], k), -1)
+    keys = paged(view)
+    if compiled.takes(q, keys):
+        found = pick_compiled(q, weights, keys, view.batch.token_rows, positions + 1, k)
+        chosen[:, : found.shape[1]] = found
+        return chosen
     for bucket in view.batch.decodes:
-        own = bucket.tokens
-        mine, weighted, total = q[own], weights[own], bucket.hidden.shape[1]
-        scores = mine.new_empty(own.numel(), total, dtype=wide)
+        own, total = bucket.tokens, bucket.hidden.shape[1]
+        asked, weighted = q[own], weights[own]
+        scores = q.new_empty(own.numel(), total, dtype=wide)
         if k < total:
             for rows, entry in of_bucket(view, bucket, wide):
-                scores[:, rows] = index_scores(mine, weighted, entry["key"])
+                scores[:, rows] = index_scores(asked, weighted, entry["key"])
         chosen[own, : min(k, total)] = choose(scores, positions[own] + 1, k)
     for request in view.batch.requests:
         mine = slice(*request.query)
-        keys = of_request(view, request, wide)["key"]
-        found = select(q[mine], weights[mine], keys, positions[mine] + 1, k)
+        seen = of_request(view, request, wide)["key"]
+        found = select(q[mine], weights[mine], seen, positions[mine] + 1, k)
         chosen[mine, : found.shape[1]] = found
     return chosen
