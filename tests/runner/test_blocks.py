@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -87,14 +88,22 @@ def test_what_does_not_match_is_named(tmp_path: Path, tensors: dict[str, Tensor]
         stored(tmp_path, tensors)
 
 
+QUANTISED = (
+    r"(self_attn|mlp|experts\.\d+|shared_experts)\.\w+_proj\w*\.weight$"
+    r"|attn\.w(q_a|q_b|kv|o_a|o_b)\.weight$"
+    r"|\.w[123]\.weight$"
+)
+"""Names of weights that DeepSeek quantises: projections, but for those of compressors and indexers."""
+
+
 def quantise(directory: Path, block: tuple[int, int], style: str) -> dict[str, Tensor]:
     """Turn the projections of a checkpoint into fp8 (``v3``, ``v4``) and its MLPs into fp4 (``v4``); returns their values."""
     tensors = load_file(directory / "model.safetensors")
     values = {}
     for name, weight in list(tensors.items()):
-        if "_proj" not in name:
+        if not re.search(QUANTISED, name):
             values[name] = weight
-        elif style == "v4" and ".mlp." in name:
+        elif style == "v4" and re.search(r"\.mlp\.|\.experts\.", name):
             packed = torch.randint(
                 -128, 128, (weight.shape[0], weight.shape[1] // 2), generator=torch.Generator().manual_seed(1)
             )
@@ -127,13 +136,42 @@ def test_a_quantised_checkpoint_is_the_one_of_its_values(tmp_path: Path, style: 
     loaded = dict(safetensors_weights(path, FAMILIES.named("llama"), block=block))
     assert loaded.keys() == values.keys()
     assert all(torch.equal(loaded[name].float(), values[name]) for name in values)
-    plain = tmp_path / "plain"
+    assert greedy(path) == greedy(unquantised(path, values))
+
+
+OFFICIAL = (
+    ("^model\\.", ""),
+    ("^embed_tokens", "embed"),
+    ("^lm_head", "head"),
+    ("^hc_head\\.hc_", "hc_head_"),
+    ("attn\\.norm", "attn.kv_norm"),
+)
+"""What DeepSeek-V4's own checkpoints call otherwise than Transformers does."""
+
+
+@pytest.mark.parametrize(("name", "style"), [("deepseek_v3", "v3"), ("deepseek_v32", "v3"), ("deepseek_v4", "v4")])
+def test_checkpoints_with_the_names_of_deepseek(tmp_path: Path, name: str, style: str) -> None:
+    path = tiny.write(name, tmp_path)
+    if style == "v4":
+        tensors = load_file(path / "model.safetensors")
+        for pattern, other in OFFICIAL:
+            tensors = {re.sub(pattern, other, tensor): values for tensor, values in tensors.items()}
+        save_file(tensors, path / "model.safetensors")
+    values = quantise(path, (48, 40), style)
+    kept = load_file(path / "model.safetensors")
+    assert sum(tensor.dtype == FP8 for tensor in kept.values()) > 10
+    assert sum(tensor.dtype == torch.int8 for tensor in kept.values()) > 10 or style == "v3"
+    assert greedy(path) == greedy(unquantised(path, values))
+
+
+def unquantised(path: Path, values: dict[str, Tensor]) -> Path:
+    """The same checkpoint with plain values."""
+    plain = path.parent / "plain"
     plain.mkdir()
     config = {key: value for key, value in load_config(path).items() if key != "quantization_config"}
     (plain / "config.json").write_text(json.dumps(config))
     save_file({name: value.contiguous() for name, value in values.items()}, plain / "model.safetensors")
-    ids = [greedy(directory) for directory in (path, plain)]
-    assert ids[0] == ids[1]
+    return plain
 
 
 def greedy(directory: Path) -> list[int]:
