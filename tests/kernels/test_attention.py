@@ -176,6 +176,27 @@ def test_scores_of_any_size(isa: str) -> None:
 
 
 @pytest.mark.parametrize("isa", levels())
+@pytest.mark.parametrize("chunk", [1, 40])
+def test_bfloat16_is_no_worse_than_in_torch(isa: str, chunk: int) -> None:
+    """torch rounds scores, weights and sums of bfloat16 heads to bfloat16; errors are root mean squares over a step."""
+    shape = Shape(law=Everything(), longest=200, chunk=chunk, shared=4, kv=torch.bfloat16, q=torch.bfloat16)
+    arguments, _ = make(shape, 2)
+    q, keys, values, own_keys, own_values, reads = arguments
+    slow = reference.paged_attention(*arguments, scale=0.5)
+    fast = paged_attention(*arguments, scale=0.5, kernels=library(isa))
+    plain = torch.empty_like(fast)
+    for token in range(len(q)):
+        request = int((reads.query_start <= token).sum()) - 1
+        begin = int(reads.query_start[request])
+        seen = range(int(reads.start[request]) + token - begin + 1)
+        pairs = [reference._entry(keys, values, own_keys, own_values, reads, request, begin, p) for p in seen]
+        k, v = (torch.stack([pair[which][0] for pair in pairs]).bfloat16() for which in (0, 1))
+        plain[token] = torch.softmax((q[token] @ k.T).float() * 0.5, dim=-1).bfloat16() @ v
+    errors = [(one.double() - slow).square().mean().sqrt() for one in (fast, plain)]
+    assert errors[0] <= errors[1] * 1.02
+
+
+@pytest.mark.parametrize("isa", levels())
 def test_a_nan_that_is_read_shows(isa: str) -> None:
     for chunk in (1, 20):
         (q, *rest), _ = make(Shape(law=Everything(), longest=90, chunk=chunk, shared=4), 4)
