@@ -104,7 +104,7 @@ SPECS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
         },
         "falcon_h1": {
             "model_type": "falcon_h1",
-            "num_hidden_layers": 3,
+            "num_hidden_layers": 2,
             "mamba_d_ssm": 128,
             "mamba_rms_norm": True,
             **MAMBA2,
@@ -134,8 +134,8 @@ SPECS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
         },
         "zamba2": {
             "model_type": "zamba2",
-            "num_hidden_layers": 6,
-            "layers_block_type": [L, "hybrid", L, "hybrid", L, "hybrid"],
+            "num_hidden_layers": 4,
+            "layers_block_type": ["hybrid", L, "hybrid", "hybrid"],
             "num_key_value_heads": 4,
             "mamba_d_state": 16,
             "mamba_ngroups": 2,

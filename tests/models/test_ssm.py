@@ -205,13 +205,13 @@ def test_tensors_are_called_as_in_published_checkpoints(model_type: str, tensor:
 def test_layers_of_zamba2_share_weights_and_have_adapters_of_their_own() -> None:
     spec = read_tiny("zamba2")
     model = resolve(FAMILIES.named("zamba2").module)(spec, dtype=torch.float32, device="meta")
-    first, second, third = (model.model.layers[index].shared_transformer for index in (1, 3, 5))
+    first, second, third = (model.model.layers[index].shared_transformer for index in (0, 2, 3))
     assert third.self_attn.q_proj.base is first.self_attn.q_proj.base is not second.self_attn.q_proj.base
     assert third.self_attn.o_proj is first.self_attn.o_proj and third.feed_forward.down_proj is first.feed_forward.down_proj
     assert [sorted(block.feed_forward.gate_up_proj.adapters) for block in (first, second)] == [["0", "2"], ["1"]]
     assert [block.feed_forward.gate_up_proj.use for block in (first, second, third)] == [0, 1, 2]
-    repeated = {name for name in model.tied if name.startswith("model.layers.5.shared_transformer.")}
-    assert repeated and not any(name.startswith("model.layers.3") for name in model.tied)
+    repeated = {name for name in model.tied if name.startswith("model.layers.3.shared_transformer.")}
+    assert repeated and not any(name.startswith("model.layers.2") for name in model.tied)
     assert not repeated & {name for name, _ in model.named_parameters()}
 
 
