@@ -29,7 +29,7 @@ from octavo.spec.stream import Stream
 _FP8, _FP4 = torch.float8_e4m3fn, torch.float4_e2m1fn_x2
 _EXPONENT = torch.float8_e8m0fnu
 
-_BLOCKS: Final = MappingProxyType(
+BLOCKS: Final = MappingProxyType(
     {
         ("latent", _FP8): SPARSE_FP8_BLOCK,
         ("kv", _FP8): COMPRESSED_FP8_BLOCK,
@@ -89,7 +89,7 @@ def encode(entry: Mapping[str, Tensor], fields: Mapping[str, FieldView]) -> dict
             stored[name] = _fp8(values.float())
         else:
             turned = hadamard(values.float()) if name == "key" else values.float()
-            stored[name], exponents = _quantise(turned, _BLOCKS[name, dtype], dtype)
+            stored[name], exponents = _quantise(turned, BLOCKS[name, dtype], dtype)
             stored["scale"] = _scales(exponents, fields["scale"].data)
     return stored
 
@@ -102,7 +102,7 @@ def decode(stored: Mapping[str, Tensor], *, dtype: torch.dtype) -> dict[str, Ten
     entry = {}
     for name, kept in stored.items():
         if kept.dtype in _FORMATS and "scale" in stored:
-            entry[name] = _dequantise(kept, stored["scale"], _BLOCKS[name, kept.dtype]).to(dtype)
+            entry[name] = _dequantise(kept, stored["scale"], BLOCKS[name, kept.dtype]).to(dtype)
         elif name != "scale":
             entry[name] = kept.to(dtype)
     if "kv" in entry and "rope" in entry:

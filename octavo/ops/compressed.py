@@ -1,10 +1,11 @@
-"""Attention over a window of single tokens and over entries of several tokens each (DeepSeek-V4), in plain torch.
+"""Attention over a window of single tokens and over entries of several tokens each (DeepSeek-V4).
 
 Owns where a step finds single tokens (``Recent``) and compressed entries (``Entries``), the choice among the latter by an
 indexer's scores, and one softmax over all of it and a sink. An entry is key and value at once. Knows no projection and no
 rotation: entries come as the cache keeps them.
 
-Decodes are taken together and gather their window and their chosen entries only. A longer part of a request runs in tiles of
+Decodes are taken together and gather their window and their chosen entries only; they, and index scores, run compiled where
+``octavo.kernels`` takes their device and dtypes. A longer part of a request runs in tiles of
 queries, with the window as a slice and the entries dense with a mask or gathered per query, whichever is less (``DENSE``).
 Nothing outlives its tile but the entries of one request that all tiles read.
 """
@@ -20,9 +21,12 @@ import torch
 from torch import Tensor
 
 from octavo.base import Interval, ceil_div
+from octavo.kernels import indexer as compiled
+from octavo.kernels.latent import Near, latent_attention, takes
 from octavo.ops.attention import Rule, hidden_keys, products, weights_of
 from octavo.ops.codec import decode, match_queries
-from octavo.ops.indexer import choose, index_scores
+from octavo.ops.entries import paged
+from octavo.ops.indexer import choose, index_scores, pick_compiled
 from octavo.ops.paged import CacheView, Past
 
 TILE_QUERIES = 256
@@ -55,6 +59,11 @@ class Queries:
     def singles(self) -> np.ndarray:
         """Requests of one token."""
         return np.flatnonzero(np.diff(self.cuts) == 1)
+
+    @cached_property
+    def single_tokens(self) -> Tensor:
+        """Their tokens, int64."""
+        return torch.from_numpy(np.asarray(self.cuts, dtype=np.int64)[self.singles]).to(self.positions.device)
 
     @cached_property
     def longs(self) -> list[int]:
@@ -153,15 +162,44 @@ def attend(q: Tensor, recent: Recent, entries: Entries | None, queries: Queries,
     rule: its law says how far the window reaches.
     """
     out = torch.empty_like(q)
+    if takes(q, None if entries is None else paged(entries.view, stride=entries.stride)):
+        tokens = queries.single_tokens
+        out.index_copy_(0, tokens, _compiled(q[tokens], tokens, recent, entries, rule))
+    else:
+        _decodes(q, recent, entries, queries, rule, out)
+    for request in queries.longs:
+        own = slice(queries.cuts[request], queries.cuts[request + 1])
+        out[own] = _request(q[own], request, recent, entries, rule)
+    return out
+
+
+def _compiled(q: Tensor, tokens: Tensor, recent: Recent, entries: Entries | None, rule: Rule) -> Tensor:
+    """q [B, H, D] of ``tokens``, requests of one token each -> [B, H, D]."""
+    places, queries = recent.places, recent.places.queries
+    positions, requests = queries.positions[tokens], queries.requests[tokens]
+    behind = positions.clamp(max=rule.law.span - 1)
+    first = torch.stack((places.of(requests, positions - behind), places.of(requests, positions)), dim=1)
+    near = Near(rows=recent.rows, first=first, count=torch.stack((behind, torch.ones_like(behind)), dim=1))
+    found, chosen, visible, rows = None, None, None, requests
+    if entries is not None:
+        found, rows = paged(entries.view, stride=entries.stride), entries.view.batch.rows[requests]
+        visible = entries.visible(positions)
+        if entries.chosen is not None:
+            chosen = entries.chosen[tokens]
+            visible = (chosen >= 0).sum(dim=1)
+    sinks = None if rule.sinks is None else rule.sinks.float()
+    return latent_attention(
+        q, found, rows, visible, chosen=chosen, near=near, sinks=sinks, scale=rule.scale, value_dim=q.shape[2]
+    )
+
+
+def _decodes(q: Tensor, recent: Recent, entries: Entries | None, queries: Queries, rule: Rule, out: Tensor) -> None:
+    """Fills ``out`` for requests of one token, in plain torch."""
     costs = np.minimum(np.asarray(queries.starts)[queries.singles] + 1, rule.law.span)
     if entries is not None:
         costs = costs + [entries.width(start) for start in np.asarray(queries.starts)[queries.singles].tolist()]
     for tokens, last in queries.together(costs, TILE_ELEMENTS // q.shape[2]):
         out.index_copy_(0, tokens, _decode(q.index_select(0, tokens), tokens, last, recent, entries, rule))
-    for request in queries.longs:
-        own = slice(queries.cuts[request], queries.cuts[request + 1])
-        out[own] = _request(q[own], request, recent, entries, rule)
-    return out
 
 
 def _decode(q: Tensor, tokens: Tensor, last: int, recent: Recent, entries: Entries | None, rule: Rule) -> Tensor:
@@ -258,7 +296,10 @@ def select(q: Tensor, weights: Tensor, keys: Entries, queries: Queries, k: int) 
 
     q: [T, H, D]; weights: [T, H], all constant factors included; keys: index keys. Returns int64 [T, <= k], ascending, then -1.
     """
-    q = match_queries(q, keys.view.fields)
+    q, entries = match_queries(q, keys.view.fields), paged(keys.view, stride=keys.stride)
+    if compiled.takes(q, entries):
+        rows = keys.view.batch.rows[queries.requests]
+        return pick_compiled(q, weights, entries, rows, keys.visible(queries.positions), k)
     ends = [start + stop - begin for start, begin, stop in zip(queries.starts, queries.cuts, queries.cuts[1:], strict=False)]
     out = queries.positions.new_full((q.shape[0], min(k, max(ends, default=0) // keys.stride)), -1)
     if not out.shape[1]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from octavo.kernels import recurrent
 from octavo.ops.linear import CHUNK, cumulative, pair_decay
 from octavo.ops.ragged import Inputs, Kernel, Ragged, scan, work_dtype
 
@@ -90,6 +91,8 @@ def _channel_scores(rows: Tensor, log_decay: Tensor) -> tuple[Tensor, Tensor, Te
 def _step(inputs: Inputs, state: Tensor) -> tuple[Tensor, Tensor]:
     """One token of each of n requests."""
     q, k, v, log_decay, beta = inputs
+    if recurrent.takes(state):
+        return recurrent.delta_step(q, k, v, log_decay, beta, state)
     share = v.shape[1] // k.shape[1]
     q, k = q.repeat_interleave(share, dim=1), k.repeat_interleave(share, dim=1)
     kept = state * log_decay.exp().view(*v.shape[:2], -1, 1)

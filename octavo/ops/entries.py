@@ -1,8 +1,9 @@
 """Entries without heads of streams that let nothing go: stored and read through their codec.
 
 Owns the one way in and the ways out of such a stream: what a step adds; all of a request; a bucket's, piece by piece; chosen
-ones. Knows no kind; fields and their dtypes are the stream's (``ops/codec.py``). Streams whose law is ``Everything`` are
-written ahead of all reads, so what is read passed through the cache's dtype, also within one step.
+ones; and what compiled kernels are given to read for themselves. Knows no kind; fields and their dtypes are the stream's
+(``ops/codec.py``). Streams whose law is ``Everything`` are written ahead of all reads, so what is read passed through the
+cache's dtype, also within one step.
 """
 
 from __future__ import annotations
@@ -13,11 +14,23 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from octavo.ops.codec import decode, encode
+from octavo.kernels.entries import Paged, Part
+from octavo.ops.codec import BLOCKS, decode, encode
 from octavo.ops.paged import CacheView, DecodeBucket, RequestRead
 
 PIECE_TOKENS: Final = 4096
 """Most tokens of a bucket that are copied at once, as long as a request has one block: what is copied is used in the caches."""
+
+
+def paged(view: CacheView, *, stride: int = 1) -> Paged:
+    """A stream's entries of ``stride`` tokens each as kernels read them; whether they can, their ``takes`` says."""
+    scale = view.fields.get("scale")
+    parts = []
+    for name, field in view.fields.items():
+        block = BLOCKS.get((name, field.data.dtype)) if scale is not None else None
+        if name != "scale":
+            parts.append(Part(data=field.data, scale=scale.data if scale is not None and block else None, block=block))
+    return Paged(table=view.batch.table, per_block=view.batch.block_tokens // stride, parts=tuple(parts))
 
 
 def keep(view: CacheView, **entry: Tensor) -> None:

@@ -132,8 +132,8 @@ def pick(q: Tensor, weights: Tensor, view: CacheView, positions: Tensor, k: int)
                 scores[:, rows] = index_scores(asked, weighted, entry["key"])
         chosen[own, : min(k, total)] = choose(scores, positions[own] + 1, k)
     for request in view.batch.requests:
-        mine = slice(*request.query)
+        part = slice(*request.query)
         seen = of_request(view, request, wide)["key"]
-        found = select(q[mine], weights[mine], seen, positions[mine] + 1, k)
-        chosen[mine, : found.shape[1]] = found
+        found = select(q[part], weights[part], seen, positions[part] + 1, k)
+        chosen[part, : found.shape[1]] = found
     return chosen

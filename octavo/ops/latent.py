@@ -1,11 +1,12 @@
-"""Latent attention over pages: dense and sparse, decodes and prefill chunks, in plain torch.
+"""Latent attention over pages: dense and sparse, decodes and prefill chunks.
 
 Owns ``latent_attend`` and the rule by which it computes (``way_of``). Knows no kind: a choice of tokens comes as numbers.
 
 One latent per token stands for the keys and values of all heads. They can be *expanded* from it, or the projections be
 *absorbed* into queries and outputs, so that all heads attend to the latents themselves (DeepSeek-V2, section 2.1.2): less work
 for few queries, more for many, since latents are wider than keys. Both are the same but for rounding. Over a choice of tokens
-absorbed attention can *gather* the chosen entries alone, so that what is read does not grow with the context.
+absorbed attention can *gather* the chosen entries alone, so that what is read does not grow with the context. Decodes and what
+gathers run compiled where ``octavo.kernels`` takes their device and dtypes, everything else in plain torch.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from typing import Final, Literal
 import torch
 from torch import Tensor
 
+from octavo.kernels.latent import latent_attention, takes
 from octavo.ops.attention import TILE_SCORES, Rule, products, weights_of
-from octavo.ops.entries import of_bucket, of_numbers, of_request
+from octavo.ops.entries import of_bucket, of_numbers, of_request, paged
 from octavo.ops.paged import CacheView, DecodeBucket, RequestRead
 from octavo.spec.law import Everything
 
@@ -108,12 +110,32 @@ def latent_attend(q: Queries, view: CacheView, heads: Heads) -> Tensor:
     ``view``: parts ``latent`` [rank] and ``rope`` [rope] per token, under a law that lets nothing go. Returns [T, H, value].
     """
     out = q.plain.new_empty(q.count, heads.up.shape[0], heads.up.shape[1] - heads.nope)
-    for bucket in view.batch.decodes:
-        out.index_copy_(0, bucket.tokens, _bucket(q[bucket.tokens], view, bucket, heads))
+    if takes(q.plain, paged(view)):
+        begin = view.batch.reads.query_start
+        alone = (begin.diff() == 1).nonzero()[:, 0]
+        out.index_copy_(0, begin[alone], _compiled(q[begin[alone]], view, view.batch.reads.start[alone] + 1, heads))
+    else:
+        for bucket in view.batch.decodes:
+            out.index_copy_(0, bucket.tokens, _bucket(q[bucket.tokens], view, bucket, heads))
     for request in view.batch.requests:
         own = slice(*request.query)
         out[own] = _request(q[own], view, request, heads)
     return out
+
+
+def _compiled(q: Queries, view: CacheView, seen: Tensor, heads: Heads) -> Tensor:
+    """Any queries, absorbed: over their choice, or else their first ``seen`` [n] entries."""
+    absorbed = heads.absorb(q.plain)
+    mixed = latent_attention(
+        torch.cat((absorbed, q.rotated), dim=2),
+        paged(view),
+        view.batch.rows[q.requests],
+        seen if q.chosen is None else (q.chosen >= 0).sum(dim=1),
+        chosen=q.chosen,
+        scale=heads.scale,
+        value_dim=absorbed.shape[2],
+    )
+    return heads.values(mixed)
 
 
 def _bucket(q: Queries, view: CacheView, bucket: DecodeBucket, heads: Heads) -> Tensor:
@@ -168,6 +190,8 @@ def _mixed(absorbed: Tensor, rotated: Tensor, entry: dict[str, Tensor], hidden: 
 def _gathered(q: Queries, view: CacheView, heads: Heads) -> Tensor:
     """Reads the chosen entries and no others."""
     assert q.chosen is not None
+    if takes(q.plain, paged(view)):
+        return _compiled(q, view, q.requests, heads)
     absorbed, out = heads.absorb(q.plain), []
     tile = max(1, TILE_GATHERED // (q.chosen.shape[1] * (absorbed.shape[2] + q.rotated.shape[2])))
     for first in range(0, q.count, tile):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from octavo.kernels import recurrent
 from octavo.ops.ragged import LOG_ZERO, Inputs, Kernel, Ragged, scan, work_dtype
 
 CHUNK = 64
@@ -55,6 +56,8 @@ def decayed_chunk(inputs: Inputs, state: Tensor) -> tuple[Tensor, Tensor]:
 def decayed_step(inputs: Inputs, state: Tensor) -> tuple[Tensor, Tensor]:
     """One token of each of n requests: shapes as in ``decayed_chunk`` with n for L; ``state`` is [n, H, P, N]."""
     q, k, v, log_decay = inputs
+    if recurrent.takes(state):
+        return recurrent.decayed_step(q, k, v, log_decay, state)
     share = v.shape[1] // q.shape[1]
     q, k = q.repeat_interleave(share, dim=1), k.repeat_interleave(share, dim=1)
     after = torch.addcmul(state * log_decay.exp()[..., None, None], v[..., None], k[..., None, :])

@@ -18,6 +18,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -194,6 +195,11 @@ class GroupBatch(ABC):
     @abstractmethod
     def reads(self) -> Reads:
         """What compiled kernels read, of all requests, for entries of one token."""
+
+    @cached_property
+    def token_rows(self) -> Tensor:
+        """int64 [T], each token's row of the table."""
+        return self.rows.repeat_interleave(self.reads.query_start.diff())
 
     @abstractmethod
     def closed(self, stride: int) -> Closed:
