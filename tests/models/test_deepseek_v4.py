@@ -82,6 +82,16 @@ def test_logits_are_those_of_transformers(name: str, cuts: tuple[int, ...], tmp_
         assert (found[0] - right[stop - 1]).abs().max() < 5e-5, stop
 
 
+def test_bfloat16_stays_near_float32(tmp_path: Path) -> None:
+    path, ids = tiny.write("deepseek_v4", tmp_path), tiny.prompt(61, 61)
+    spec = read_spec(load_config(path), families=FAMILIES)
+    layout, weights = hand_layout(spec, (16, 8), dtype="bfloat16"), safetensors_weights(path, FAMILY)
+    runner = Runner(spec=spec, family=FAMILY, layout=layout, weights=weights, dtype=torch.bfloat16)
+    right = tiny.logits("deepseek_v4", ids)[-1]
+    found = runner.logits(PlanMaker(layout, 1).plan([Chunk(0, ids)]))[0]
+    assert (found - right).abs().max() < 0.15 * right.std()
+
+
 def test_layers_are_those_of_the_ratios() -> None:
     for name, sparse, heavy in (("flash", 21, 20), ("pro", 30, 31)):
         spec = read_spec(load_config(DATA / f"deepseek-v4-{name}.json"), families=FAMILIES)
