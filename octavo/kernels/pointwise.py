@@ -61,6 +61,21 @@ def rotated(x: Tensor, cosine: Tensor, sine: Tensor, *, interleaved: bool = Fals
     return _heads(x, None, 0.0, -1, cosine, sine, interleaved, kernels)
 
 
+def normed_rotated(
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    style: str,
+    cosine: Tensor,
+    sine: Tensor,
+    *,
+    interleaved: bool = False,
+    kernels: Library | None = None,
+) -> Tensor:
+    """``rotated`` of ``normed``, to the same numbers, in one call."""
+    return _heads(x, weight, eps, STYLES[style], cosine, sine, interleaved, kernels)
+
+
 def _heads(
     x: Tensor,
     weight: Tensor | None,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from octavo.kernels.pointwise import normed_rotated, takes
 from octavo.nn.linear import Linear
 from octavo.nn.norm import Norm, unit
 from octavo.nn.rope import rotate, tables
@@ -17,6 +18,7 @@ from octavo.nn.step import Caches, Step
 from octavo.ops.attention import attend
 from octavo.spec.attention import AttentionParams
 from octavo.spec.law import Law
+from octavo.spec.rope import RopeParams
 
 
 class Attention(nn.Module):
@@ -58,7 +60,7 @@ class Attention(nn.Module):
 
     def _queries(self, q: Tensor, step: Step) -> Tensor:
         params = self.params
-        q = self._turn(self._norm("q_norm", q, params.num_heads), step)
+        q = self._ready("q_norm", q, params.num_heads, step)
         if params.temperature is None:
             return q
         floor, strength = params.temperature
@@ -70,7 +72,22 @@ class Attention(nn.Module):
         params, k = self.params, self.k_proj(hidden)
         v = (k if params.k_eq_v else self.v_proj(hidden)).view(-1, params.num_kv_heads, params.head_dim)
         v = unit(v, params.norm_eps) if params.v_norm else v
-        return self._turn(self._norm("k_norm", k, params.num_kv_heads), step), v
+        return self._ready("k_norm", k, params.num_kv_heads, step), v
+
+    def _ready(self, name: str, projected: Tensor, heads: int, step: Step) -> Tensor:
+        """[T, heads * D] -> [T, heads, D], normed and rotated, in one call where there is a kernel."""
+        params, rope = self.params, self.params.rope
+        if params.qk_norm is None or params.qk_norm_over == "projection" or rope is None or params.qk_unit_norm:
+            return self._turn(self._norm(name, projected, heads), step)
+        norm, (cos, sin) = getattr(self, name), self._tables(rope, projected.dtype, step)
+        if not takes(projected) or norm.weight.dtype != projected.dtype:
+            return self._turn(self._norm(name, projected, heads), step)
+        split = projected.view(-1, heads, params.head_dim)
+        return normed_rotated(split, norm.weight, norm.eps, norm.style, cos, sin, interleaved=rope.interleaved)
+
+    def _tables(self, rope: RopeParams, dtype: torch.dtype, step: Step) -> tuple[Tensor, Tensor]:
+        dim = self.params.head_dim
+        return step.shared((rope, dim, dtype), lambda: tables(rope, dim, step.positions, dtype))
 
     def _norm(self, name: str, projected: Tensor, heads: int) -> Tensor:
         """[T, heads * D] -> [T, heads, D], with the norm of that name where there is one."""
@@ -83,9 +100,9 @@ class Attention(nn.Module):
     def _turn(self, x: Tensor, step: Step) -> Tensor:
         """Rotate [T, heads, D] by the step's positions, unless the layer does not, and divide by the root mean square, if it
         does."""
-        rope, dim = self.params.rope, self.params.head_dim
+        rope = self.params.rope
         if rope is not None:
-            cos, sin = step.shared((rope, dim, x.dtype), lambda: tables(rope, dim, step.positions, x.dtype))
+            cos, sin = self._tables(rope, x.dtype, step)
             x = rotate(x, cos, sin, interleaved=rope.interleaved)
         return unit(x, self.params.norm_eps) if self.params.qk_unit_norm else x
 

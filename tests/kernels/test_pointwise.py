@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.kernels.library import levels, library
-from octavo.kernels.pointwise import STYLES, normed, rotated, scatter, scatters, takes
+from octavo.kernels.pointwise import STYLES, normed, normed_rotated, rotated, scatter, scatters, takes
 from octavo.nn.norm import Norm, unit
 from octavo.nn.rope import rotate
 
@@ -45,6 +45,11 @@ def test_rotation(isa: str, seed: int, half: int, rest: int, dtype: torch.dtype,
     fast = rotated(x[:, 1:], cosine, sine, interleaved=interleaved, kernels=library(isa))
     slow = rotate(x[:, 1:].double(), cosine.double(), sine.double(), interleaved=interleaved)
     torch.testing.assert_close(fast.double(), slow, atol=4 * TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    weight = torch.randn(2 * half + rest, generator=generator).to(dtype)
+    for style in ("scale", "offset"):
+        both = normed_rotated(x, weight, 1e-5, style, cosine, sine, interleaved=interleaved, kernels=library(isa))
+        one = normed(x, weight, 1e-5, style, kernels=library(isa))
+        assert torch.equal(both, rotated(one, cosine, sine, interleaved=interleaved, kernels=library(isa)))
 
 
 @pytest.mark.parametrize("isa", levels())
