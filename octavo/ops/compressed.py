@@ -6,7 +6,7 @@ rotation: entries come as the cache keeps them.
 
 Decodes are taken together and gather their window and their chosen entries only; they, and index scores, run compiled where
 ``octavo.kernels`` takes their device and dtypes. A longer part of a request runs in tiles of
-queries, with the window as a slice and the entries dense with a mask or gathered per query, whichever is less (``DENSE``).
+queries, with the window as a slice and the entries dense with a mask or gathered per query, whichever is less (``COPY``).
 Nothing outlives its tile but the entries of one request that all tiles read.
 """
 
@@ -38,9 +38,9 @@ TILE_SCORES = 1 << 23
 TILE_ELEMENTS = 1 << 22
 """Most elements of gathered entries of a tile, as long as it has one query."""
 
-DENSE = 4
-"""A tile reads all entries, and hides some, while there are at most so many times as many as each query chose: one product of
-matrices is then less work than a gather for every query. At most as many are held for a request."""
+COPY = 80
+"""Work of gathering an entry for one query, in heads that multiply it. Queries that chose k of n entries gather them where
+``k * (heads + COPY) < n * heads``; else their tile reads all n, at most ``(1 + COPY / heads) k``, and hides some."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -231,7 +231,7 @@ def _request(q: Tensor, request: int, recent: Recent, entries: Entries | None, r
     start, mine = queries.starts[request], torch.tensor([request], device=q.device)
     count = 0 if entries is None else (start + total) // entries.stride
     chosen = None if entries is None or entries.chosen is None else entries.chosen[queries.cuts[request] :][:total]
-    gathered = chosen is not None and count > DENSE * chosen.shape[1]
+    gathered = chosen is not None and chosen.shape[1] * (heads + COPY) < count * heads
     every, width = q.new_empty(0, dim), count
     if gathered and chosen is not None:
         width = chosen.shape[1]

@@ -26,10 +26,10 @@ def hidden_of(length: int, seed: int) -> torch.Tensor:
 @pytest.mark.parametrize(
     "sizes",
     [
-        {"DENSE": 0},
-        {"DENSE": 0, "TILE_ELEMENTS": 1},
-        {"DENSE": 1000, "TILE_SCORES": 1},
-        {"TILE_QUERIES": 3, "TILE_ELEMENTS": 700},
+        {"COPY": -100},
+        {"COPY": -100, "TILE_ELEMENTS": 1},
+        {"COPY": 10_000, "TILE_SCORES": 1},
+        {"COPY": 0, "TILE_QUERIES": 3, "TILE_ELEMENTS": 700},
     ],
     ids=str,
 )
