@@ -43,7 +43,6 @@ TARGETS = {"decode step, aligned": 90.0, "fresh 32K: hash + lookup + allocate": 
 class Times:
     """Microseconds of every call by its name, in order of first appearance."""
 
-    clock: Callable[[], float] = time.perf_counter
     samples: dict[str, list[float]] = field(default_factory=dict)
 
     def note(self, name: str, seconds: float) -> None:
@@ -52,9 +51,9 @@ class Times:
 
     def timed(self, name: str, call: Callable[[], Any]) -> Any:
         """Run and time a call."""
-        began = self.clock()
+        began = time.perf_counter()
         result = call()
-        self.note(name, self.clock() - began)
+        self.note(name, time.perf_counter() - began)
         return result
 
     def summary(self) -> dict[str, dict[str, float]]:
@@ -88,15 +87,14 @@ class Rig:
 
     def prefill(self, request: Request, found: Any) -> float:
         """Admit and compute a prompt in chunks; returns the seconds of admission and allocation alone."""
-        cache, clock, spent = self.cache, self.times.clock, 0.0
-        began = clock()
+        cache, spent, began = self.cache, 0.0, time.perf_counter()
         assert cache.admit(request, found)
-        spent += clock() - began
+        spent += time.perf_counter() - began
         while (start := cache.scheduled(request)) < request.num_tokens:
             stop = min(request.num_tokens, start + CHUNK)
-            began = clock()
+            began = time.perf_counter()
             assert cache.extend(request, stop, self.step)
-            spent += clock() - began
+            spent += time.perf_counter() - began
             rows = np.array([cache.row(request)])
             cache.plan_step(rows, np.array([start]), np.array([0, stop - start]))
             cache.take_copies()
@@ -109,7 +107,7 @@ class Rig:
         """One token of every request; returns the manager's seconds."""
         for request in requests:
             request.append(7)
-        cache, began = self.cache, self.times.clock()
+        cache, began = self.cache, time.perf_counter()
         start = cache.scheduled_tokens(rows)
         for index in np.flatnonzero(~cache.decode(rows, self.step)).tolist():
             assert cache.extend(requests[index], int(start[index]) + 1, self.step)
@@ -118,7 +116,7 @@ class Rig:
         cache.commit(rows, start + 1)
         cache.receive(self.step)
         self.step += 1
-        return self.times.clock() - began
+        return time.perf_counter() - began
 
 
 def measure_decode(layout: CacheLayout, times: Times, *, windows: int, staggered: bool) -> None:
@@ -146,12 +144,12 @@ def measure_prompts(layout: CacheLayout, times: Times, *, repeats: int) -> None:
     for repeat in range(repeats + 1):
         request = request_of(f"f{repeat}", np.arange(PROMPT, dtype=np.int32) + 1_000_000 * (repeat + 1))
         gc.collect()
-        into = times if repeat else Times(clock=times.clock)
-        began = times.clock()
+        into = times if repeat else Times()
+        began = time.perf_counter()
         rig.cache.keys(request, request.num_tokens)
-        into.note("hash 32K", times.clock() - began)
+        into.note("hash 32K", time.perf_counter() - began)
         found = into.timed("lookup 32K, nothing cached", lambda request=request: rig.cache.lookup(request))  # type: ignore[misc]
-        looked = times.clock() - began
+        looked = time.perf_counter() - began
         spent = rig.prefill(request, found)
         into.note("allocate 32K", spent)
         into.note("fresh 32K: hash + lookup + allocate", looked + spent)
@@ -167,7 +165,7 @@ def _measure_hits(rig: Rig, times: Times, *, size: int, label: str, repeats: int
     rig.prefill(first, rig.cache.lookup(first))
     rig.cache.free(first)
     for repeat in range(repeats + 1):
-        into = times if repeat else Times(clock=times.clock)
+        into = times if repeat else Times()
         request = request_of(f"again {label} {repeat}", np.append(tokens, [1, 2, 3]).astype(np.int32))
         rig.cache.keys(request, request.num_tokens)
         gc.collect()
@@ -201,13 +199,12 @@ def main(
     arena_gib: Annotated[int, typer.Option(help="Arena in GiB; only bookkeeping is allocated.")] = 400,
     windows: Annotated[int, typer.Option(help="Windows of 120 decode steps.")] = 5,
     repeats: Annotated[int, typer.Option(help="Repeats of everything else.")] = 7,
-    cpu_time: Annotated[bool, typer.Option(help="Count the process's own time, for machines that others use, too.")] = False,
     out: Annotated[Path | None, typer.Option("--json", help="Where to write the figures.", show_default=False)] = None,
 ) -> None:
     """Measure and print."""
-    results, clock = {}, time.process_time if cpu_time else time.perf_counter
+    results = {}
     for name in model or MODELS:
-        layout, times = layout_of(configs / f"{name}.json", profile, arena_gib), Times(clock=clock)
+        layout, times = layout_of(configs / f"{name}.json", profile, arena_gib), Times()
         measure_prompts(layout, times, repeats=repeats)
         for staggered in (False, True):
             measure_decode(layout, times, windows=windows, staggered=staggered)
@@ -216,7 +213,7 @@ def main(
     if out is not None:
         about = {
             "machine": platform.platform(), "python": platform.python_version(), "numpy": np.__version__, "command": sys.argv,
-            "profile": profile, "unit": "microseconds", "clock": "process" if cpu_time else "wall",
+            "profile": profile, "unit": "microseconds",
         }  # fmt: skip
         out.write_text(json.dumps({**about, "results": results}, indent=1) + "\n")
 

@@ -5,9 +5,22 @@ Knows blocks, columns and pages of one group; decides nothing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
+from octavo.base import Interval, blocks_of, ceil_div
+
+NEVER = int(np.iinfo(np.int64).max)
+"""A position that no request reaches."""
+
+
+def blocks_in(intervals: Sequence[Interval], block_tokens: int) -> np.ndarray:
+    """Blocks (int64, ascending, no repeats) that hold any token of ascending, disjoint intervals."""
+    if len(intervals) == 1:
+        return np.arange(intervals[0][0] // block_tokens, ceil_div(intervals[0][1], block_tokens))
+    return np.array(blocks_of(intervals, block_tokens), np.int64)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

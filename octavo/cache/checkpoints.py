@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from octavo.base import ConfigError, floor_to
+from octavo.cache.block_plan import NEVER
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +44,7 @@ class CheckpointPolicy:
 
     def next_start(self, n: np.ndarray, rolling: np.ndarray) -> np.ndarray:
         """First ``start`` from ``n`` on at which decoding completes an interval or, where ``rolling``, has filled a unit."""
-        never = np.iinfo(np.int64).max
-        roll = np.where(rolling, -(-np.maximum(n, 1) // self.unit) * self.unit, never)
+        roll = np.where(rolling, -(-np.maximum(n, 1) // self.unit) * self.unit, NEVER)
         if self.interval is None:
             return roll
         step = floor_to(self.interval, self.unit)

@@ -16,14 +16,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from octavo.base import NO_PAGE, blocks_of, ceil_div
-from octavo.cache.block_plan import BlockPlan, Promise, TurnPlan
+from octavo.base import NO_PAGE, ceil_div
+from octavo.cache.block_plan import NEVER, BlockPlan, Promise, TurnPlan, blocks_in
 from octavo.cache.group_step import CopyJob
 from octavo.cache.layout import CacheLayout, pages_by_bucket
 from octavo.cache.prefix import ROOT, Claim, PrefixIndex
-from octavo.cache.single_type import NEVER, SingleTypeKVCacheManager
+from octavo.cache.single_type import SingleTypeKVCacheManager
 from octavo.memory.pool import PagePool
 from octavo.memory.remap import Remap
+
+_FIRST_LOOK = 32
+"""Units behind the longest match that a lookup tries first."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -75,7 +78,7 @@ class _Chain:
     """The published part of a running request: its nodes, and pages it keeps for them outside its tables."""
 
     def __init__(self, groups: int) -> None:
-        self.nodes: list[int] = []
+        self.nodes = np.zeros(0, np.int32)
         self.extra: list[set[int]] = [set() for _ in range(groups)]
 
 
@@ -100,78 +103,107 @@ class KVCacheCoordinator:
 
     # -- lookup ------------------------------------------------------------------------------------------------------------
 
-    def lookup(self, keys: Sequence[bytes], limit: int) -> Match:
-        """Match a chain; the hit is at most ``limit`` units. Changes nothing."""
-        nodes = self.index.match(keys)
-        units = min(limit, len(nodes))
-        good, reach = np.ones(units + 1, bool), [len(nodes)] * len(self.groups)
-        for index in self.bounded:
-            able = self._resumable(index, nodes[:units])
-            reach[index] = int(np.flatnonzero(able)[-1])
-            good &= able
-        return Match(nodes=nodes, hit=int(np.flatnonzero(good)[-1]), reach=tuple(reach))
+    def lookup(self, keys: np.ndarray, limit: int) -> Match:
+        """Match a chain; the hit is at most ``limit`` units. Changes nothing.
 
-    def _resumable(self, index: int, nodes: np.ndarray) -> np.ndarray:
-        """Bool [units + 1]: can this bounded group resume after that many units? True at 0."""
+        Lengths are tried from the longest down, ever more at a time: the nearer the resume point, the less is looked at.
+        """
+        nodes = self.index.match(keys)
+        stop = hit = min(limit, len(nodes))
+        reach, width = dict.fromkeys(range(len(self.groups)), len(nodes)), _FIRST_LOOK
+        open_groups = set(self.bounded) if stop else set()
+        if not stop:
+            reach |= dict.fromkeys(self.bounded, 0)
+        while open_groups:
+            low = max(0, stop - width)
+            good = np.ones(stop - low + 1, bool)
+            for index in self.bounded:
+                able = self._resumable(index, nodes, low, stop)
+                good &= able
+                if index in open_groups and able.any():
+                    reach[index] = low + int(np.flatnonzero(able)[-1])
+                    open_groups.discard(index)
+            if good.any():
+                hit = low + int(np.flatnonzero(good)[-1])
+                break
+            stop, width = low - 1, 4 * width
+        return Match(nodes=nodes, hit=hit, reach=tuple(reach.values()))
+
+    def _resumable(self, index: int, nodes: np.ndarray, low: int, stop: int) -> np.ndarray:
+        """Bool: can this bounded group resume after ``low`` to ``stop`` units? True at 0."""
         grain, law = self.grains[index], self.groups[index].law
-        absent = np.ones((len(nodes), grain.per_unit), np.int64)
-        absent[:, grain.per_unit - len(grain.lanes) :] = (self.index.pages[grain.lanes][:, nodes] == NO_PAGE).T
-        missing = np.concatenate([[0], np.cumsum(absent.reshape(-1))])
-        n = np.arange(len(nodes) + 1) * self._unit
+        n = np.arange(low, stop + 1) * self._unit
         front = np.minimum(law.prefix or 0, n)
         start = np.minimum(np.maximum(law.first(n), front), n)
-        ends, starts = n // grain.tokens, start // grain.tokens
-        whole = missing[ends] - missing[np.where(start < n, starts, ends)] == 0
-        return whole & (missing[-(-front // grain.tokens)] == 0)
+        base = int(start.min()) // self._unit
+        missing, offset = self._missing(index, nodes[base:stop]), base * grain.per_unit
+        ends, starts = n // grain.tokens - offset, start // grain.tokens - offset
+        able = missing[ends] - missing[np.where(start < n, starts, ends)] == 0
+        if law.prefix:
+            able &= self._missing(index, nodes[: ceil_div(int(front[-1]), self._unit)])[-(-front // grain.tokens)] == 0
+        return np.asarray(able)
+
+    def _missing(self, index: int, nodes: np.ndarray) -> np.ndarray:
+        """Of the grains of nodes, how many before each one are not there: [grains + 1]."""
+        grain = self.grains[index]
+        absent = np.ones((len(nodes), grain.per_unit), np.int64)
+        absent[:, grain.per_unit - len(grain.lanes) :] = (self.index.pages[grain.lanes][:, nodes] == NO_PAGE).T
+        return np.concatenate([[0], np.cumsum(absent.reshape(-1))])
 
     # -- admission ---------------------------------------------------------------------------------------------------------
 
     def adopt(self, row: int, match: Match) -> None:
         """Begin a request on what a match found: shared, read-only, held. Nothing can fail here; ``clear`` undoes it."""
         chain = self._chains[row] = _Chain(len(self.groups))
-        chain.nodes = match.nodes.tolist()
+        chain.nodes = match.nodes
         n = match.hit * self._unit
         for index, group in enumerate(self.groups):
             growing = index in self.growing
             needed = ((0, match.matched * self._unit),) if growing else group.law.needs(n)
-            blocks, pages = self._indexed_pages(index, match.nodes, blocks_of(needed, self.grains[index].tokens))
+            if not match.matched:
+                group.next_event[row] = n
+                continue
+            blocks, pages = self._indexed_pages(index, match.nodes, blocks_in(needed, self.grains[index].tokens))
             group.adopt(row, n, blocks, pages, filled=needed[-1][1] if needed else 0)
             self.pool.retain(pages)
             if growing:
-                self._keep_extra(row, index, match.nodes)
+                self._keep_extra(row, index, match.nodes, 0)
         self.index.enter(self._last(row))
 
     def fork(self, source: int, row: int, n: int) -> None:
         """Begin a request on all that ``source`` holds after ``n`` tokens, none of them in flight. Nothing can fail here."""
         nodes, extra = self._chains[source].nodes, self._chains[source].extra
         chain = self._chains[row] = _Chain(len(self.groups))
-        chain.nodes, chain.extra = list(nodes), [set(pages) for pages in extra]
+        chain.nodes, chain.extra = nodes, [set(pages) for pages in extra]
         for group, pages in zip(self.groups, chain.extra, strict=True):
             self.pool.retain(group.fork(source, row, n))
             self.pool.retain(np.array(sorted(pages), np.int32))
         self.index.enter(self._last(row))
 
-    def _indexed_pages(self, index: int, nodes: np.ndarray, needed: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    def _indexed_pages(self, index: int, nodes: np.ndarray, grains: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Blocks of the needed grains, and for each the page of its last one: that page has the rows before it too."""
-        grain, grains = self.grains[index], np.array(needed, np.int64)
+        grain = self.grains[index]
         blocks = grains * grain.tokens // self.groups[index].layout.block_tokens
         last = np.flatnonzero(np.append(blocks[1:] != blocks[:-1], [True] * bool(len(blocks))))
         pages = self.index.pages[grain.lane(grains[last]), nodes[grains[last] * grain.tokens // self._unit]]
         assert (pages != NO_PAGE).all(), "a hit is warm"
         return blocks[last], pages.astype(np.int32)
 
-    def _keep_extra(self, row: int, index: int, nodes: np.ndarray) -> None:
-        """Hold pages of a chain's nodes that the table does not: what stands on a chain is not to be reclaimed."""
-        pages = self.index.pages[self.grains[index].lanes][:, nodes].reshape(-1)
-        if not len(pages):
+    def _keep_extra(self, row: int, index: int, nodes: np.ndarray, first: int) -> None:
+        """Hold what a chain's nodes, from unit ``first`` on, have in other pages than the table: it must not be reclaimed."""
+        grain, group = self.grains[index], self.groups[index]
+        blocks = np.arange(first * grain.per_unit, (first + len(nodes)) * grain.per_unit) * grain.tokens
+        pages = self.index.pages[grain.lanes][:, nodes].T.reshape(-1)
+        other = pages[pages != group.pages_at(row, blocks // group.layout.block_tokens)]
+        extra = set(other.tolist()) - self._chains[row].extra[index]
+        if not extra:
             return
-        extra = set(np.setdiff1d(pages, self.groups[index].table[row]).tolist()) - self._chains[row].extra[index]
         self.pool.retain(np.array(sorted(extra), np.int32))
         self._chains[row].extra[index] |= extra
 
     def _last(self, row: int) -> int:
         nodes = self._chains[row].nodes
-        return nodes[-1] if nodes else ROOT
+        return int(nodes[-1]) if len(nodes) else ROOT
 
     # -- one step ----------------------------------------------------------------------------------------------------------
 
@@ -218,7 +250,7 @@ class KVCacheCoordinator:
             self.jobs += self.groups[index].apply(plan, step)
             if index in self.growing and len(plan.copied):
                 # The chain still stands on the page that was copied from.
-                self._keep_extra(plan.row, index, np.array(self._chains[plan.row].nodes, np.int32))
+                self._keep_extra(plan.row, index, self._chains[plan.row].nodes, 0)
         return True
 
     def decode(self, rows: np.ndarray, n: np.ndarray, step: int, rolls: np.ndarray) -> bool:
@@ -297,41 +329,40 @@ class KVCacheCoordinator:
 
     # -- publishing --------------------------------------------------------------------------------------------------------
 
-    def publish(self, row: int, keys: Sequence[bytes], step: int | None) -> None:
+    def publish(self, row: int, keys: np.ndarray, step: int | None) -> None:
         """Put the units ``keys[published:]``, all computed and received, into the index; share what others put there first."""
         chain = self._chains[row]
-        while len(chain.nodes) < len(keys):
-            first = len(chain.nodes)
-            node = self.index.find(keys[first])
-            if node is not None:
-                new = [node]
-            else:
-                stop = first + 1
-                while stop < len(keys) and self.index.find(keys[stop]) is None:
-                    stop += 1
-                new = self._insert(row, keys, first, stop)
-            self.index.enter(new[-1])
-            self.index.leave(self._last(row))
-            chain.nodes += new
-            if node is not None:
-                self._share(row, first, node, step)
+        published = len(chain.nodes)
+        found = self.index.match(keys, published)
+        if len(found):
+            self._stand_at(row, found)
+            for unit, node in enumerate(found.tolist(), published):
+                self._share(row, unit, node, step)
+        if len(chain.nodes) < len(keys):
+            self._stand_at(row, self._insert(row, keys, len(chain.nodes)))
         while self.index.full and self.index.evict():
             pass
 
-    def _insert(self, row: int, keys: Sequence[bytes], first: int, stop: int) -> list[int]:
-        lanes = []
+    def _stand_at(self, row: int, nodes: np.ndarray) -> None:
+        """A row's chain goes on over ``nodes``."""
+        self.index.enter(int(nodes[-1]))
+        self.index.leave(self._last(row))
+        self._chains[row].nodes = np.concatenate([self._chains[row].nodes, nodes])
+
+    def _insert(self, row: int, keys: np.ndarray, first: int) -> np.ndarray:
+        lanes, stop = [], len(keys)
         for index in self.growing:
             grain, group = self.grains[index], self.groups[index]
             grains = np.arange(first * grain.per_unit, stop * grain.per_unit)
             pages = group.table[row, grains * grain.tokens // group.layout.block_tokens]
             lanes.append(pages.reshape(stop - first, grain.per_unit).T)
         pages = np.concatenate(lanes) if lanes else np.zeros((0, stop - first), np.int32)
-        return self.index.insert(self._last(row), keys[first:stop], pages).tolist()
+        return self.index.insert(self._last(row), keys[first:], pages)
 
     def _share(self, row: int, unit: int, node: int, step: int | None) -> None:
         """Another request published this unit first: hold its pages, and stand on them once a whole block is there."""
         for index in self.growing:
-            self._keep_extra(row, index, np.array([node]))
+            self._keep_extra(row, index, np.array([node]), unit)
             grain, group = self.grains[index], self.groups[index]
             for lane in grain.lanes:
                 stop = unit * self._unit + (lane - grain.lanes.start + 1) * grain.tokens
@@ -374,7 +405,7 @@ class KVCacheCoordinator:
 
     def claim(self, row: int, n: int, promises: dict[int, Promise]) -> None:
         """Make the chain's node at ``n`` tokens a resume point."""
-        nodes = np.array(self._chains[row].nodes, np.int32)
+        nodes = self._chains[row].nodes
         node = int(nodes[n // self._unit - 1])
         if self.index.is_resume_point(node):
             return
@@ -387,7 +418,7 @@ class KVCacheCoordinator:
 
     def _claim_of(self, index: int, n: int, promise: Promise, nodes: np.ndarray) -> Claim:
         grain, group = self.grains[index], self.groups[index]
-        grains = np.array(blocks_of(group.law.needs(n), grain.tokens), np.int64)
+        grains = blocks_in(group.law.needs(n), grain.tokens)
         blocks = grains * grain.tokens // group.layout.block_tokens
         pages = promise.pages[np.searchsorted(promise.blocks, blocks)]
         units = grains * grain.tokens // self._unit
@@ -397,7 +428,7 @@ class KVCacheCoordinator:
 
     def touch(self, row: int, *, hit: bool = False) -> None:
         """Note that a row's chain has just been of use."""
-        self.index.touch(np.array(self._chains[row].nodes, np.int32), hit=hit)
+        self.index.touch(self._chains[row].nodes, hit=hit)
 
     def clear(self, row: int, step: int | None) -> None:
         """Let go of everything a row holds; pages that a step in flight may touch wait for its receipt."""
@@ -406,9 +437,9 @@ class KVCacheCoordinator:
         for index, group in enumerate(self.groups):
             self.pool.release(group.clear(row), step)
             self.pool.release(np.array(sorted(chain.extra[index]), np.int32), step)
-        if chain.nodes:
-            self.index.leave(chain.nodes[-1])
-            self.index.offer_chain(np.array(chain.nodes, np.int32))
+        if len(chain.nodes):
+            self.index.leave(int(chain.nodes[-1]))
+            self.index.offer_chain(chain.nodes)
 
     def check(self) -> None:
         """Assert every invariant, from scratch."""

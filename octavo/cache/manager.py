@@ -10,6 +10,7 @@ request has) → ``extend`` for every step (takes pages) → ``commit`` at the s
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,13 +18,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from octavo.base import CapacityError, floor_to
+from octavo.cache.block_plan import NEVER
 from octavo.cache.checkpoints import CheckpointPolicy
 from octavo.cache.coordinator import KVCacheCoordinator, Match
 from octavo.cache.group_step import CopyJob, GroupStep
-from octavo.cache.hashing import extend_keys, root_key
+from octavo.cache.hashing import PrefixHasher, root_key
 from octavo.cache.layout import CacheLayout, lone_pages, pages_by_bucket, slabs_needed
 from octavo.cache.report import CacheReport, GroupReport, HitExplanation, MissCause
-from octavo.cache.single_type import NEVER
 
 
 class CachedRequest(Protocol):
@@ -32,7 +33,7 @@ class CachedRequest(Protocol):
     request_id: str
     cache_salt: str
     marks: tuple[int, ...]
-    unit_keys: list[bytes]
+    unit_keys: np.ndarray
     num_cached_tokens: int
     cache_report: Any
 
@@ -91,6 +92,7 @@ class KVCacheManager:
         checkpoint_interval: int | None = None,
     ) -> None:
         self.layout, self._unit, self._seed = layout, layout.hash_unit, hash_seed
+        self._hasher = PrefixHasher(unit=layout.hash_unit, seed=hash_seed)
         self._digest, self._caching = model_digest, enable_prefix_caching
         self.coordinator = KVCacheCoordinator(layout, rows=max_num_seqs)
         self.checkpoints = CheckpointPolicy(unit=layout.hash_unit, interval=checkpoint_interval)
@@ -109,16 +111,16 @@ class KVCacheManager:
         self._next_mark = np.full(max_num_seqs, NEVER, np.int64)
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
         self._resting: list[tuple[int, int]] = []
-        self._pending: dict[bytes, int] = {}
-        self._owed: dict[str, list[bytes]] = {}
+        # What steps in flight will make resumable: the keys of a request, and the units after which it will be.
+        self._owed: dict[str, list[tuple[np.ndarray, Sequence[int]]]] = {}
 
     # -- probes ------------------------------------------------------------------------------------------------------------
 
-    def keys(self, request: CachedRequest, n: int) -> list[bytes]:
-        """Keys of the whole units of the first ``n`` tokens, made once and kept on the request."""
+    def keys(self, request: CachedRequest, n: int) -> np.ndarray:
+        """Keys (KEY) of the whole units of the first ``n`` tokens, made once and kept on the request."""
         if len(request.unit_keys) * self._unit + self._unit <= n:
             root = root_key(self._digest, request.cache_salt.encode(), seed=self._seed)
-            extend_keys(request.unit_keys, request.token_ids(0, n), unit=self._unit, root=root, seed=self._seed)
+            request.unit_keys = self._hasher.extend(request.unit_keys, request.token_ids(0, n), root=root)
         return request.unit_keys[: n // self._unit]
 
     def lookup(self, request: CachedRequest) -> Lookup:
@@ -129,11 +131,17 @@ class KVCacheManager:
         keys, limit = self.keys(request, known), (known - 1) // self._unit
         match = self.coordinator.lookup(keys, limit)
         remembered = self.coordinator.index.ghost_match(keys, match.matched)
-        promised = bool(self._pending) and not self._pending.keys().isdisjoint(keys[match.hit : limit])
+        promised = any(self._owes(*owed, keys[:limit], match.hit) for given in self._owed.values() for owed in given)
         return Lookup(
             match=match, hit=match.hit * self._unit, matched=match.matched * self._unit,
             remembered=remembered * self._unit, promised=promised,
         )  # fmt: skip
+
+    @staticmethod
+    def _owes(owed: np.ndarray, ends: Sequence[int], keys: np.ndarray, hit: int) -> bool:
+        """Will a hit of more than ``hit`` units be possible? What differs at the first end behind it differs for good."""
+        at = bisect_right(ends, hit)
+        return at < len(ends) and ends[at] <= len(keys) and owed[ends[at] - 1].tobytes() == keys[ends[at] - 1].tobytes()
 
     def check_capacity(self, tokens: int) -> None:
         """Raise CapacityError, with the arithmetic, where a request of ``tokens`` tokens could never be served alone.
@@ -240,7 +248,7 @@ class KVCacheManager:
         n = int(self._computed[origin.row])
         assert n == self._scheduled[origin.row], "forks are made at a receipt"
         self.coordinator.fork(origin.row, row, n)
-        request.unit_keys, request.num_cached_tokens = list(source.unit_keys), source.num_cached_tokens
+        request.unit_keys, request.num_cached_tokens = source.unit_keys, source.num_cached_tokens
         self._rows[request.request_id] = self._by_row[row] = _Row(
             request=request, row=row, shared=origin.shared, junctions=(), publishes=origin.publishes,
         )  # fmt: skip
@@ -347,19 +355,11 @@ class KVCacheManager:
     def _announce(self, row: _Row, start: int, stop: int, marks: Sequence[int]) -> None:
         """Note which prefixes can be resumed once this step is received, for requests that had better wait."""
         keys = self.keys(row.request, stop)
-        ends = [mark // self._unit for mark in marks]
+        ends: Sequence[int] = [mark // self._unit for mark in marks]
         if not self.coordinator.bounded:
-            ends = list(range(start // self._unit + 1, len(keys) + 1))
-        owed = [keys[end - 1] for end in ends]
-        for key in owed:
-            self._pending[key] = self._pending.get(key, 0) + 1
-        self._owed.setdefault(row.request.request_id, []).extend(owed)
-
-    def _settle_announcements(self, request_id: str) -> None:
-        for key in self._owed.pop(request_id, ()):
-            self._pending[key] -= 1
-            if not self._pending[key]:
-                del self._pending[key]
+            ends = range(start // self._unit + 1, len(keys) + 1)
+        if ends:
+            self._owed.setdefault(row.request.request_id, []).append((keys, ends))
 
     def commit(self, rows: np.ndarray, stop: np.ndarray) -> None:
         """The step that computed rows up to ``stop`` tokens has been received: what it wrote is valid and may be shared.
@@ -371,7 +371,7 @@ class KVCacheManager:
         for index in np.flatnonzero(several | (self._next_mark[rows] <= stop)).tolist():
             row = self._by_row[int(rows[index])]
             if self._scheduled[row.row] == stop[index]:
-                self._settle_announcements(row.request.request_id)
+                self._owed.pop(row.request.request_id, None)
             if row.publishes:
                 self._publish(row, int(stop[index]))
 
@@ -395,7 +395,7 @@ class KVCacheManager:
         """
         row = self._rows.pop(request.request_id)
         del self._by_row[row.row]
-        self._settle_announcements(request.request_id)
+        self._owed.pop(request.request_id, None)
         if row.publishes and publish and not in_flight:
             self._publish_end(row)
         request.cache_report = self._report(row)

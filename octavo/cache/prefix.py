@@ -67,7 +67,6 @@ class PrefixIndex:
         self._claims: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._ghosts: OrderedDict[bytes, None] = OrderedDict()
         self._queue = VictimQueue()
-        self._free: list[int] = []
         self._clock = 0
         self.evicted_nodes = 0
         self._allocate_arrays(1024, len(bounded))
@@ -76,21 +75,26 @@ class PrefixIndex:
         self._parent = np.full(capacity, ROOT, np.int32)
         self._children = np.zeros(capacity, np.int32)
         self._users = np.zeros(capacity, np.int32)
+        self._resumes = np.zeros(capacity, bool)
         self._depth = np.zeros(capacity, np.int32)
         self._hits = np.zeros(capacity, np.int32)
         self._last_use = np.zeros(capacity, np.int64)
+        # First node of the run of consecutive numbers, each the parent of the next, that a node is in.
+        self._head = np.zeros(capacity, np.int32)
         self.pages = np.full((lanes, capacity), NO_PAGE, np.int32)
         self._claimed = np.zeros((lanes, capacity), np.int32)
-        self._free = list(range(capacity - 1, -1, -1))
+        self._free, self._num_free = np.arange(capacity - 1, -1, -1, dtype=np.int32), capacity
 
     def _grow(self) -> None:
         old = len(self._parent)
-        for name in ("_parent", "_children", "_users", "_depth", "_hits", "_last_use"):
+        for name in ("_parent", "_children", "_users", "_depth", "_hits", "_last_use", "_head", "_resumes"):
             array = getattr(self, name)
             setattr(self, name, np.concatenate([array, np.zeros_like(array)]))
         self.pages = np.concatenate([self.pages, np.full_like(self.pages, NO_PAGE)], axis=1)
         self._claimed = np.concatenate([self._claimed, np.zeros_like(self._claimed)], axis=1)
-        self._free[:0] = range(2 * old - 1, old - 1, -1)
+        free = self._free[: self._num_free]
+        self._free = np.concatenate([np.arange(2 * old - 1, old - 1, -1, dtype=np.int32), free, np.zeros_like(free)])
+        self._num_free += old
 
     def __len__(self) -> int:
         return len(self._node_of)
@@ -112,27 +116,32 @@ class PrefixIndex:
 
     # -- questions (none of them changes anything) -------------------------------------------------------------------------
 
-    def match(self, keys: Sequence[bytes]) -> np.ndarray:
-        """Nodes (int32) of the longest present prefix of ``keys``, by galloping."""
-        known, low, step = self._node_of, 0, 1
-        while low + step <= len(keys) and keys[low + step - 1] in known:
+    def match(self, keys: np.ndarray, start: int = 0) -> np.ndarray:
+        """Nodes (int32) of the longest present prefix of ``keys`` (KEY [K]), without the first ``start``, which are present."""
+        known, low, step = self._node_of, start, 1
+        while low + step <= len(keys) and keys[low + step - 1].tobytes() in known:
             low, step = low + step, step * 2
         high = min(low + step, len(keys) + 1)
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if keys[middle - 1] in known else (low, middle)
-        return np.array(list(map(known.__getitem__, keys[:low])), np.int32)
+            low, high = (middle, high) if keys[middle - 1].tobytes() in known else (low, middle)
+        return self._path(known[keys[low - 1].tobytes()], low - start) if low > start else np.zeros(0, np.int32)
 
-    def ghost_match(self, keys: Sequence[bytes], start: int) -> int:
+    def _path(self, node: int, count: int) -> np.ndarray:
+        """The last ``count`` nodes of the chain that ends at ``node``."""
+        path, stop = np.empty(count, np.int32), count
+        while stop:
+            head = max(int(self._head[node]), node - stop + 1)
+            path[stop - (node - head + 1) : stop] = np.arange(head, node + 1)
+            stop, node = stop - (node - head + 1), int(self._parent[head])
+        return path
+
+    def ghost_match(self, keys: np.ndarray, start: int) -> int:
         """Units of ``keys`` that were present once, counted from a match of ``start`` units on."""
         units = start
-        while units < len(keys) and keys[units] in self._ghosts:
+        while units < len(keys) and keys[units].tobytes() in self._ghosts:
             units += 1
         return units
-
-    def find(self, key: bytes) -> int | None:
-        """The node of a key, or None."""
-        return self._node_of.get(key)
 
     def depth(self, nodes: np.ndarray) -> np.ndarray:
         """Units from the root to each node, itself included."""
@@ -144,18 +153,18 @@ class PrefixIndex:
 
     # -- growing -----------------------------------------------------------------------------------------------------------
 
-    def insert(self, parent: int, keys: Sequence[bytes], pages: np.ndarray) -> np.ndarray:
+    def insert(self, parent: int, keys: np.ndarray, pages: np.ndarray) -> np.ndarray:
         """Append new nodes below ``parent`` (a node or ROOT), one chain; returns them (int32).
 
-        pages: int32 [growing lanes, keys]. No key may be present.
+        keys: KEY [K]; none may be present. pages: int32 [growing lanes, K].
         """
-        assert all(key not in self._node_of for key in keys), "a key is inserted once"
-        count = len(keys)
-        while len(self._free) < count:
+        count, named, before = len(keys), keys.tolist(), len(self._node_of)
+        while self._num_free < count:
             self._grow()
-        nodes = np.array([self._free.pop() for _ in range(count)], np.int32)
+        nodes = self._free[self._num_free - count : self._num_free][::-1].copy()
         if not count:
             return nodes
+        self._num_free -= count
         parents = np.concatenate([[parent], nodes[:-1]]).astype(np.int32)
         depth = 0 if parent == ROOT else int(self._depth[parent])
         self._parent[nodes], self._depth[nodes] = parents, np.arange(depth + 1, depth + count + 1)
@@ -165,10 +174,15 @@ class PrefixIndex:
             self._children[parent] += 1
             if parent not in self._claims:
                 self._queue.withdraw(parent)
+        breaks = np.flatnonzero(nodes != parents + 1)
+        first = nodes[0] if parent == ROOT or nodes[0] != parent + 1 else self._head[parent]
+        heads = np.concatenate([[first], nodes[breaks[breaks > 0]]])
+        self._head[nodes] = heads[np.searchsorted(breaks[breaks > 0], np.arange(count), side="right")]
         listed = nodes.tolist()
-        self._node_of.update(zip(keys, listed, strict=True))
-        self._key_of.update(zip(listed, keys, strict=True))
-        for key in keys:
+        self._node_of.update(zip(named, listed, strict=True))
+        assert len(self._node_of) == before + count, "a key is inserted once"
+        self._key_of.update(zip(listed, named, strict=True))
+        for key in named if self._ghosts else ():
             self._ghosts.pop(key, None)
         self.pages[self._growing[:, None], nodes] = pages
         self._pool.keep(pages.reshape(-1))
@@ -183,7 +197,7 @@ class PrefixIndex:
         self.pages[claim.lanes[missing], claim.nodes[missing]] = claim.pages[missing]
         self._pool.keep(claim.pages[missing])
         self._claimed[claim.lanes, claim.nodes] += 1
-        self._claims[node] = (claim.lanes, claim.nodes)
+        self._claims[node], self._resumes[node] = (claim.lanes, claim.nodes), True
         self._offer(node)
 
     def touch(self, nodes: np.ndarray, *, hit: bool = False) -> None:
@@ -209,9 +223,8 @@ class PrefixIndex:
 
     def offer_chain(self, nodes: np.ndarray) -> None:
         """Rank a chain's leaf and resume points anew, after its last use; among equals the leaf goes first."""
-        for node in reversed(nodes.tolist()):
-            if node in self._claims or self._children[node] == 0:
-                self._offer(node)
+        for node in nodes[self._resumes[nodes] | (self._children[nodes] == 0)][::-1].tolist():
+            self._offer(node)
 
     def evict(self) -> bool:
         """Let the lowest-ranked victim go. False where nothing can go (all is in use)."""
@@ -258,7 +271,8 @@ class PrefixIndex:
         self._pool.drop(self.pages[self._growing, node])
         self.pages[self._growing, node] = NO_PAGE
         assert (self.pages[:, node] == NO_PAGE).all(), "a leaf has no unclaimed pages"
-        self._free.append(node)
+        self._free[self._num_free] = node
+        self._num_free += 1
         self.evicted_nodes += 1
         self._ghosts[key] = None
         while len(self._ghosts) > self._max_ghosts:
@@ -266,6 +280,7 @@ class PrefixIndex:
 
     def _drop_claim(self, node: int) -> None:
         lanes, nodes = self._claims.pop(node)
+        self._resumes[node] = False
         self._claimed[lanes, nodes] -= 1
         loose = self._claimed[lanes, nodes] == 0
         lanes, nodes = lanes[loose], nodes[loose]

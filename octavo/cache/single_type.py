@@ -18,15 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from octavo.base import NO_PAGE, Interval, blocks_of, ceil_div
-from octavo.cache.block_plan import BlockPlan, Promise, Span, TurnPlan
+from octavo.base import NO_PAGE, Interval, ceil_div
+from octavo.cache.block_plan import NEVER, BlockPlan, Promise, Span, TurnPlan, blocks_in
 from octavo.cache.group_step import CopyJob, GroupStep
 from octavo.cache.layout import GroupLayout
 from octavo.memory.pool import PagePool
 from octavo.memory.remap import Remap
-
-NEVER = int(np.iinfo(np.int64).max)
-"""A position that no request reaches."""
 
 
 class SingleTypeKVCacheManager:
@@ -58,6 +55,8 @@ class SingleTypeKVCacheManager:
     def _columns(self, blocks: np.ndarray) -> np.ndarray:
         if self._fixed is None:
             return blocks
+        if not self._fixed:
+            return blocks % max(1, self._turning)
         return np.where(blocks < self._fixed, blocks, self._fixed + (blocks - self._fixed) % max(1, self._turning))
 
     def _holds(self, row: int, blocks: np.ndarray) -> np.ndarray:
@@ -79,7 +78,7 @@ class SingleTypeKVCacheManager:
         self._owned = np.pad(self._owned, more)
 
     def _blocks(self, intervals: Sequence[Interval]) -> np.ndarray:
-        return np.array(blocks_of(intervals, self._block), np.int64)
+        return blocks_in(intervals, self._block)
 
     def blocks_needed(self, n: int) -> np.ndarray:
         """Blocks that computing token ``n`` needs, ascending."""
@@ -90,6 +89,11 @@ class SingleTypeKVCacheManager:
         fixed = np.flatnonzero(self.table[row, : self._fixed] != NO_PAGE)
         ring = self._ring[row]
         return np.concatenate([fixed, np.sort(ring[ring >= 0])])
+
+    def pages_at(self, row: int, blocks: np.ndarray) -> np.ndarray:
+        """Pages in the columns of blocks of a group that never lets go, NO_PAGE behind the table."""
+        at = np.minimum(blocks, self.table.shape[1] - 1)
+        return np.where(at == blocks, self.table[row, at], NO_PAGE)
 
     def pages_of(self, row: int, blocks: np.ndarray) -> np.ndarray | None:
         """Pages of blocks that are all in the table, else None."""
@@ -125,45 +129,44 @@ class SingleTypeKVCacheManager:
     def plan(self, row: int, start: int, stop: int, *, marks: Sequence[int] = (), write_from: int = 0) -> BlockPlan:
         """What tokens ``[start, stop)`` need, with checkpoints after ``marks`` tokens. Changes nothing; settle first."""
         assert start < stop and all(start < mark <= stop for mark in marks)
-        write_from = max(start, write_from)
-        fresh = self.reads_fresh(start, stop)
+        write_from, fresh = max(start, write_from), self.reads_fresh(start, stop)
         promised = {mark: self.blocks_needed(mark) for mark in marks}
         if self._fixed is None:
-            table = np.arange(write_from // self._block, ceil_div(stop, self._block))
-            leaving, keep = np.zeros(0, np.int64), table
+            table = blocks = np.arange(write_from // self._block, ceil_div(stop, self._block) if write_from < stop else 0)
+            leaving = loose = table[:0]
         else:
             table = self._blocks(self.law.needs(stop) if fresh else (*self.law.needs(start), (start, stop)))
-            held = self.held_blocks(row)
-            leaving = self._columns(held[~np.isin(held, table)])
-            keep = np.unique(np.concatenate([table, *promised.values()]))
-        blocks = keep[(keep * self._block < stop) & ((keep + 1) * self._block > write_from)] if write_from < stop else keep[:0]
+            stays, held = set(table.tolist()), self.held_blocks(row).tolist()
+            keep = stays.union(*(kept.tolist() for kept in promised.values()))
+            blocks = np.array(sorted(b for b in keep if start < (b + 1) * self._block and b * self._block < stop), np.int64)
+            leaving = self._columns(np.array([b for b in held if b not in stays], np.int64))
+            loose = self._columns(np.array([b for b in held if b not in keep], np.int64))
         holds = self._holds(row, blocks)
         mine = holds.copy()
         mine[holds] = self._owned[row, self._columns(blocks[holds])]
         new = blocks[~mine]
         copied = blocks[holds & ~mine & (blocks * self._block < write_from)]
-        recycled = self._recyclable(row, leaving, keep)[: len(new) - len(copied)]
+        # A page that this request alone holds and no checkpoint keeps can take a new block; a copy needs a page of its own.
+        if wanted := min(len(loose), len(new) - len(copied)):
+            loose = loose[self._owned[row, loose] & self._pool.exclusive(self.table[row, loose])]
+        recycled = loose[:wanted]
         return BlockPlan(
             row=row, start=start, stop=stop, fresh=fresh, write_from=write_from, blocks=blocks, new=new, copied=copied,
             table=table, leaving=leaving, recycled=recycled, promised=promised,
         )  # fmt: skip
-
-    def _recyclable(self, row: int, leaving: np.ndarray, keep: np.ndarray) -> np.ndarray:
-        """Columns of ``leaving`` whose page this request alone holds and no checkpoint keeps."""
-        blocks = self._ring[row, leaving - self._ring_start] if len(leaving) else leaving
-        free = self._owned[row, leaving] & ~np.isin(blocks, keep) & self._pool.exclusive(self.table[row, leaving])
-        return leaving[free]
 
     def apply(self, plan: BlockPlan, step: int) -> list[CopyJob]:
         """Carry a plan out in step ``step``. The pool must be ready for ``plan.wanted`` pages.
 
         Pages let go are released when the step's receipt arrives: until then its layers, or copies, may read them.
         """
-        row = plan.row
-        past = self.table[row].copy() if self._fixed is not None else self.table[row, :0]
+        if self._fixed is None:
+            return self._append(plan, step)
+        row, past = plan.row, self.table[plan.row].copy()
         targets = np.concatenate([self._pool.allocate(self.layout.bucket, plan.wanted), self.table[row, plan.recycled]])
-        order = np.concatenate([plan.copied, plan.new[~np.isin(plan.new, plan.copied)]])
-        page_of = dict(zip(order.tolist(), targets.tolist(), strict=True))
+        copied = plan.copied.tolist()
+        order = [*copied, *(block for block in plan.new.tolist() if block not in copied)]
+        page_of = dict(zip(order, targets.tolist(), strict=True))
         jobs = self._copies(row, plan.copied, page_of)
         moved_out, released = self._let_go(plan, page_of)
         self._store(plan, page_of)
@@ -174,11 +177,28 @@ class SingleTypeKVCacheManager:
         self._spans[row] = Span(plan=plan, pages=pages, past=past)
         if len(plan.copied):
             self._to_copy[row] = 0
-        self._count(row)
+        self._filled[row] = np.count_nonzero(self.table[row] != NO_PAGE)
         self._promise(plan, page_of)
         in_table = set(plan.table.tolist())
         released += [page for block, page in page_of.items() if block not in in_table]
         self._pool.release(np.array(released, np.int32), step)
+        self._schedule_events(np.array([row]), np.array([plan.stop]))
+        return jobs
+
+    def _append(self, plan: BlockPlan, step: int) -> list[CopyJob]:
+        """Carry out a plan of a group that never lets go."""
+        row, new = plan.row, plan.new
+        if len(new):
+            self._grow_table(int(new[-1]) + 1)
+        targets, old = self._pool.allocate(self.layout.bucket, len(new)), self.table[row, new]
+        jobs = self._copies(row, plan.copied, dict(zip(new.tolist(), targets.tolist(), strict=True)))
+        if len(jobs):
+            self._to_copy[row] = 0
+        self.table[row, new], self._owned[row, new] = targets, True
+        if len(new):
+            self._filled[row] = max(int(self._filled[row]), int(new[-1]) + 1)
+        self._spans[row] = Span(plan=plan, pages=self.table[row, plan.blocks], past=self.table[row, :0])
+        self._pool.release(old[old != NO_PAGE], step)
         self._schedule_events(np.array([row]), np.array([plan.stop]))
         return jobs
 
@@ -209,27 +229,16 @@ class SingleTypeKVCacheManager:
     def _store(self, plan: BlockPlan, page_of: dict[int, int]) -> None:
         """Enter new pages of blocks that the table holds afterwards."""
         row = plan.row
-        entering = plan.new[np.isin(plan.new, plan.table)]
-        if not len(entering):
-            return
+        stays = set(plan.table.tolist())
+        entering = np.array([block for block in plan.new.tolist() if block in stays], np.int64)
         columns = self._columns(entering)
-        if self._fixed is None:
-            self._grow_table(int(columns[-1]) + 1)
-            self._filled[row] = max(int(self._filled[row]), int(columns[-1]) + 1)
         self.table[row, columns] = [page_of[block] for block in entering.tolist()]
         self._owned[row, columns] = True
         if self._turning:
-            turns = entering >= self._fixed
-            self._ring[row, columns[turns] - self._fixed] = entering[turns]
-
-    def _count(self, row: int) -> None:
-        """Count the pages of a short table; those of growing groups lie without gaps, and are counted as they come."""
-        if self._fixed is not None:
-            self._filled[row] = np.count_nonzero(self.table[row] != NO_PAGE)
+            turns = entering >= self._ring_start
+            self._ring[row, columns[turns] - self._ring_start] = entering[turns]
 
     def _promise(self, plan: BlockPlan, page_of: dict[int, int]) -> None:
-        if self._fixed is None:
-            return
         for mark, blocks in plan.promised.items():
             pages = np.array([page_of.get(block, NO_PAGE) for block in blocks.tolist()], np.int32)
             here = pages == NO_PAGE
@@ -353,6 +362,7 @@ class SingleTypeKVCacheManager:
         filled: tokens that the pages hold; where they end inside a block, that block will be copied.
         """
         assert len(blocks) == len(pages) and not self._steady[row]
+        self.next_event[row] = n
         columns = self._columns(blocks)
         if self._fixed is None and len(blocks):
             self._grow_table(int(columns[-1]) + 1)
@@ -361,7 +371,6 @@ class SingleTypeKVCacheManager:
         if self._turning:
             turns = blocks >= self._fixed
             self._ring[row, columns[turns] - self._fixed] = blocks[turns]
-        self.next_event[row] = n
         self._to_copy[row] = filled % self._block > 0
 
     def fork(self, source: int, row: int, n: int) -> np.ndarray:
@@ -432,7 +441,7 @@ class SingleTypeKVCacheManager:
 
     def num_held(self, row: int) -> int:
         """Different pages that the row has references on."""
-        return len(np.unique(self.held_pages(row)))
+        return len(np.unique(self.held_pages(row))) if self._promises.get(row) else int(self._filled[row])
 
     def remap(self, moved: Remap) -> None:
         """Pages have moved."""
@@ -450,14 +459,15 @@ class SingleTypeKVCacheManager:
 
     def group_step(self, rows: np.ndarray, start: np.ndarray, query_start: np.ndarray) -> GroupStep:
         """This group's part of the step whose spans were applied since the last call; R rows, T tokens in all."""
-        column = self._columns(start // self._block)
-        fresh = np.full(len(rows), self.law.reads_before_writing)
+        block = start // self._block
+        column = self._columns(block)
         live, single = self._fixed is None, len(rows) == query_start[-1]
         if live:
             column = np.minimum(column, self.table.shape[1] - 1)
-        pages, places = self.table[rows, column], (start % self._block).astype(np.int32)
-        table = self.table if live else self.table[rows]
-        if not live and self._turned.any():
+        pages, places = self.table[rows, column], (start - block * self._block).astype(np.int32)
+        table = self.table if live else self.table.take(rows, axis=0)
+        fresh = np.full(len(rows), self.law.reads_before_writing)
+        if self.law.reads_before_writing and self._turned.any():
             turned = self._turned[rows]
             table[turned] = self._past[rows[turned]]
             self._turned[:] = False

@@ -127,8 +127,10 @@ class PagePool:
 
     def exclusive(self, pages: npt.ArrayLike) -> npt.NDArray[np.bool_]:
         """Where a page has one reference, no use, no pin and no step's: its holder may overwrite or recycle it."""
-        others = self.uses(pages) + self._read(self._pins, pages) + self.in_flight(pages)
-        return np.asarray((self.references(pages) == 1) & (others == 0), np.bool_)
+        ids, known = self._locate(pages)
+        ids = ids * known
+        others = self._uses[ids] + self._pins[ids] + self._in_flight[ids]
+        return np.asarray(known & (self._references[ids] == 1) & (others == 0), np.bool_)
 
     def in_flight(self, pages: npt.ArrayLike) -> npt.NDArray[np.int32]:
         """References of every page that steps have taken over."""

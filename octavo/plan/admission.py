@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from octavo.base import CapacityError
+from octavo.cache.hashing import NO_KEYS
 from octavo.cache.layout import CacheLayout, request_bytes
 from octavo.cache.manager import KVCacheManager
 
@@ -27,7 +28,7 @@ class Synthetic:
     request_id: str
     cache_salt: str = ""
     marks: tuple[int, ...] = ()
-    unit_keys: list[bytes] = field(default_factory=list)
+    unit_keys: np.ndarray = field(default_factory=NO_KEYS.copy)
     num_cached_tokens: int = 0
     cache_report: Any = None
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from octavo.base import ConfigError
+from octavo.cache.hashing import NO_KEYS
 from octavo.sched.sampling import SamplingParams
 from octavo.sched.step import TokenLogprobs
 
@@ -67,7 +68,7 @@ class Request:
     finish_reason: FinishReason | None = None
     num_cached_tokens: int = 0
     num_preemptions: int = 0
-    unit_keys: list[bytes] = field(default_factory=list)
+    unit_keys: np.ndarray = field(default_factory=NO_KEYS.copy)
     cache_report: Any = None
 
     def __post_init__(self) -> None:

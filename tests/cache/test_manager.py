@@ -96,7 +96,7 @@ def test_keys_change_with_all_that_changes_bytes(change: dict[str, object]) -> N
     keys = []
     for options in ({}, change):
         scheduler = Scheduler(gemma_layout(), max_num_batched_tokens=64, max_num_seqs=1, **options)  # type: ignore[arg-type]
-        keys.append(scheduler.cache.keys(make_request("r", list(range(64))), 64))
+        keys.append(scheduler.cache.keys(make_request("r", list(range(64))), 64).tolist())
     assert not set(keys[0]) & set(keys[1])
 
 

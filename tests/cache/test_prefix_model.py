@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from octavo.base import block_range
 from octavo.cache.coordinator import KVCacheCoordinator
-from octavo.cache.hashing import extend_keys, root_key
+from octavo.cache.hashing import NO_KEYS, PrefixHasher, root_key
 from octavo.cache.layout import CacheLayout, nests
 from octavo.sched.sampling import SamplingParams
 from octavo.sched.step import StepPlan
@@ -96,10 +96,9 @@ class PrefixMachine(RuleBasedStateMachine):
         self.made = 0
         self.past: list[tuple[int, ...]] = [()]
 
-    def keys(self, tokens: tuple[int, ...]) -> list[bytes]:
-        keys: list[bytes] = []
-        extend_keys(keys, np.array(tokens, np.int32), unit=self.layout.hash_unit, root=root_key(seed=0), seed=0)
-        return keys
+    def keys(self, tokens: tuple[int, ...]) -> np.ndarray:
+        hasher = PrefixHasher(unit=self.layout.hash_unit, seed=0)
+        return hasher.extend(NO_KEYS, np.array(tokens, np.int32), root=root_key(seed=0))
 
     @precondition(lambda self: len(self.running) < ROWS)
     @rule(data=st.data(), fresh=st.lists(st.integers(0, 1), min_size=1, max_size=8))

@@ -5,27 +5,28 @@ Protects: whatever changes cached bytes changes the key, and nothing else does.
 
 from __future__ import annotations
 
-from itertools import combinations
+from itertools import combinations, permutations
 from typing import Any
 
 import numpy as np
 import pytest
 
-from octavo.cache.hashing import extend_keys, root_key
+from octavo.cache.hashing import NO_KEYS, PrefixHasher, root_key
 from tests.faults.toy import Toy, full, layout_of, state, window
 
 PROMPT = list(range(100, 117))
 
 
-def keys_of(tokens: list[int], root: bytes = b"r", *, unit: int = 4, seed: int = 0) -> list[bytes]:
-    keys: list[bytes] = []
-    extend_keys(keys, np.array(tokens, np.int32), unit=unit, root=root, seed=seed)
-    return keys
+ROOT = root_key(seed=0)
+
+
+def keys_of(tokens: list[int], root: bytes = ROOT, *, unit: int = 4, seed: int = 0) -> list[bytes]:
+    return PrefixHasher(unit=unit, seed=seed).extend(NO_KEYS, np.array(tokens, np.int32), root=root).tolist()
 
 
 def first_keys(salt: str = "", **options: Any) -> list[bytes]:
     toy = Toy(layout_of(full(), window(8)), **options)
-    return list(toy.cache.keys(toy.add("r", PROMPT, cache_salt=salt), len(PROMPT)))
+    return list(toy.cache.keys(toy.add("r", PROMPT, cache_salt=salt), len(PROMPT)).tolist())
 
 
 @pytest.mark.parametrize("change", [{"salt": "b"}, {"hash_seed": 7}, {"model_digest": b"other weights, dtype or layout"}])
@@ -70,7 +71,28 @@ def test_a_key_names_the_whole_prefix() -> None:
 def test_keys_made_piece_by_piece_are_the_same() -> None:
     """A growing request names its prefixes as one that comes whole, and never names a unit that is not full."""
     whole = keys_of(PROMPT)
-    grown: list[bytes] = []
+    grown, hasher = NO_KEYS, PrefixHasher(unit=4, seed=0)
     for stop in range(len(PROMPT) + 1):
-        extend_keys(grown, np.array(PROMPT[:stop], np.int32), unit=4, root=b"r", seed=0)
-        assert grown == whole[: stop // 4]
+        grown = hasher.extend(grown, np.array(PROMPT[:stop], np.int32), root=ROOT)
+        assert grown.tolist() == whole[: stop // 4]
+
+
+def test_keys_tell_prefixes_of_one_token_again_and_again_apart() -> None:
+    """Token 0 counts, and so does how often; positions count where tokens change places."""
+    assert len(set(keys_of([0] * 64) + keys_of([1] * 64))) == 32
+    assert len({keys_of(tokens)[0] for tokens in permutations(range(4))}) == 24
+
+
+def test_keys_are_the_sums_that_they_are_said_to_be() -> None:
+    """By whole numbers, without arrays, for prompts that outgrow the secret numbers drawn at first."""
+    tokens, unit = [int(token) for token in np.random.default_rng(1).integers(0, 2**31, 40)], 4
+    streams = [np.random.Philox(key=[7, lane]).random_raw(len(tokens)).tolist() for lane in range(2)]
+    sums = [int.from_bytes(ROOT[:8], "little"), int.from_bytes(ROOT[8:], "little")]
+    expected = []
+    for place, token in enumerate(tokens, 1):
+        sums = [(total + (token + 1) * stream[place - 1]) % 2**64 for total, stream in zip(sums, streams, strict=True)]
+        if place % unit == 0:
+            expected.append(b"".join(total.to_bytes(8, "little") for total in sums))
+    assert keys_of(tokens, unit=unit, seed=7) == expected
+    long = list(range(3000))
+    assert keys_of(long)[: len(PROMPT)] == keys_of(long[: 4 * len(PROMPT)])

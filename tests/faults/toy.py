@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from octavo.base import NO_PAGE, blocks_of
+from octavo.base import NO_PAGE
+from octavo.cache.block_plan import blocks_in
 from octavo.cache.layout import CacheLayout
 from octavo.sched.request import Request
 from octavo.sched.sampling import SamplingParams
@@ -223,7 +224,7 @@ class Toy:
         for index, group in enumerate(self.layout.groups):
             needs = group.group.law.needs(found.hit)
             blocks, pages = coordinator._indexed_pages(
-                index, found.match.nodes, blocks_of(needs, coordinator.grains[index].tokens)
+                index, found.match.nodes, blocks_in(needs, coordinator.grains[index].tokens)
             )
             page_of = dict(zip(blocks.tolist(), pages.tolist(), strict=True))
             for position in (position for start, stop in needs for position in range(start, stop)):

@@ -118,8 +118,8 @@ def hit_one_unit_too_long(patch: pytest.MonkeyPatch) -> None:
     """A bounded group says it can resume one unit after where it can."""
     resumable = KVCacheCoordinator._resumable
 
-    def bold(self: KVCacheCoordinator, index: int, nodes: np.ndarray) -> np.ndarray:
-        able = resumable(self, index, nodes)
+    def bold(self: KVCacheCoordinator, index: int, nodes: np.ndarray, low: int, stop: int) -> np.ndarray:
+        able = resumable(self, index, nodes, low, stop)
         able[1:] |= able[:-1]
         return able
 
@@ -130,7 +130,7 @@ def last_token_not_computed(patch: pytest.MonkeyPatch) -> None:
     """A prompt that is fully cached hits whole, so that nothing remains to be computed."""
     lookup = KVCacheCoordinator.lookup
 
-    def whole(self: KVCacheCoordinator, keys: list[bytes], limit: int) -> Match:
+    def whole(self: KVCacheCoordinator, keys: np.ndarray, limit: int) -> Match:
         return lookup(self, keys, limit + 1)
 
     patch.setattr(KVCacheCoordinator, "lookup", whole)
