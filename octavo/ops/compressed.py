@@ -153,7 +153,9 @@ class Entries:
     def take(self, requests: Tensor, numbers: Tensor, dtype: torch.dtype) -> Tensor:
         """Single entries [*shape, D] of ``numbers``, negative ones zero."""
         found = self.view.take(requests.expand_as(numbers), numbers, stride=self.stride)
-        return decode(found, dtype=dtype)[self.part].masked_fill((numbers < 0)[..., None], 0)
+        entries = decode(found, dtype=dtype)[self.part]
+        entries[numbers < 0] = 0
+        return entries
 
 
 def attend(q: Tensor, recent: Recent, entries: Entries | None, queries: Queries, rule: Rule) -> Tensor:
@@ -215,7 +217,7 @@ def _decode(q: Tensor, tokens: Tensor, last: int, recent: Recent, entries: Entri
             unseen = torch.arange(width, device=q.device) >= visible
             more = entries.run(requests[:, 0], positions, (0, width), q.dtype)[:, :width]
             # A weight of zero does not hide a NaN.
-            more = more.masked_fill(unseen[..., None], 0)
+            more[unseen] = 0
         else:
             numbers = entries.chosen[tokens, :width]
             unseen, more = numbers < 0, entries.take(requests, numbers, q.dtype)
