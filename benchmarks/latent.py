@@ -2,7 +2,9 @@
 
 Owns sizes (DeepSeek-V3.2's heads, latents and index keys; fewer heads, a smaller hidden size), random caches and the table.
 Times are medians of steps that alternate between the two, so that a busy machine slows both. A step is one token of one request
-in one layer; nothing else of a model depends on the context. Bytes are counted where they are copied out of pages.
+in one layer; nothing else of a model depends on the context. Bytes are counted where torch copies them out of pages; compiled
+kernels read the same ones where they lie. The indexer stands beside its bound: a product of as many keys and heads in float32,
+as fast as torch's matrix product is on keys that caches hold. ``--busy`` counts the thread's own time, for busy machines.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Annotated
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -25,6 +28,7 @@ from torch import Tensor
 from octavo.kinds.dsa.layer import SparseLatentLayer
 from octavo.kinds.dsa.spec import SparseLatent
 from octavo.nn.step import Step
+from octavo.ops.indexer import pick
 from octavo.ops.latent import Queries, latent_attend
 from octavo.ops.paged import CacheView, FieldView
 from octavo.runner.batch import PlannedGroup, make_step
@@ -36,6 +40,7 @@ from octavo.spec.rope import RopeParams
 from octavo.spec.stream import CacheDtypes
 
 BLOCK = 64
+BOUND_KEYS = 4096
 CONTEXTS = (4096, 16384, 65536, 131072)
 CPU = torch.device("cpu")
 
@@ -120,6 +125,8 @@ class Scene:
     layer: SparseLatentLayer = field(init=False)
     step: Step = field(init=False)
     caches: dict[str, CacheView] = field(init=False)
+    scored: tuple[Tensor, Tensor] = field(init=False)
+    bound_keys: tuple[Tensor, Tensor] = field(init=False)
 
     def __post_init__(self) -> None:
         torch.manual_seed(0)
@@ -136,6 +143,9 @@ class Scene:
         plain, rotated = self.layer.queries(self.source, self.step)
         self.dense = Queries(plain=plain, rotated=rotated, requests=self.step.requests)
         self.sparse = replace(self.dense, chosen=self.index())
+        assert self.layer.indexer is not None
+        self.scored = self.layer.indexer.queries(self.hidden, self.source, self.step)
+        self.bound_keys = torch.randn(BOUND_KEYS, kind.index_dim), torch.randn(kind.index_dim, kind.index_heads)
 
     def counted(self, stream: str, reads: Reads) -> CacheView:
         """A stream whose reads are counted."""
@@ -148,40 +158,56 @@ class Scene:
         found: Tensor | None = self.layer.indexer(self.hidden, self.source, self.step, view or self.caches["index"])
         return found
 
+    def pick(self) -> Tensor:
+        """What ``index`` does behind its projections: scores, and the choice."""
+        return pick(*self.scored, self.caches["index"], self.step.positions, self.topk)
+
+    def bound(self) -> None:
+        """Products of all keys and heads."""
+        for _ in range(self.context // BOUND_KEYS):
+            self.bound_keys[0] @ self.bound_keys[1]
+
     def attend(self, queries: Queries, view: CacheView | None = None) -> Tensor:
         """Main attention."""
         return latent_attend(queries, view or self.caches["latent"], self.layer.heads)
 
 
-def timed(work: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+def _never(*_: object) -> bool:
+    return False
+
+
+def timed(work: dict[str, Callable[[], object]], repeats: int, clock: Callable[[], float]) -> dict[str, float]:
     """Median milliseconds of each, in turns."""
     spent: dict[str, list[float]] = {name: [] for name in work}
     for number in range(repeats + 1):
         for name, run in work.items():
-            begin = time.perf_counter()
+            begin = clock()
             run()
             if number:
-                spent[name].append(1000 * (time.perf_counter() - begin))
+                spent[name].append(1000 * (clock() - begin))
     return {name: median(times) for name, times in spent.items()}
 
 
 @torch.no_grad()
-def measure(context: int, topk: int, dtype: torch.dtype, repeats: int) -> dict[str, float]:
+def measure(context: int, topk: int, dtype: torch.dtype, repeats: int, clock: Callable[[], float]) -> dict[str, float]:
     """Times in milliseconds and bytes of one decoded token in one layer."""
     scene = Scene(context, topk, dtype)
     work: dict[str, Callable[[], object]] = {
         "dense_ms": lambda: scene.attend(scene.dense),
         "sparse_ms": lambda: scene.attend(scene.sparse),
         "index_ms": scene.index,
+        "pick_ms": scene.pick,
+        "bound_ms": scene.bound,
     }
-    found = {"context": float(context), **timed(work, repeats)}
+    found = {"context": float(context), **timed(work, repeats, clock)}
     for name, run in (
         ("dense_bytes", lambda reads: scene.attend(scene.dense, scene.counted("latent", reads))),
         ("sparse_bytes", lambda reads: scene.attend(scene.sparse, scene.counted("latent", reads))),
         ("index_bytes", lambda reads: scene.index(scene.counted("index", reads))),
     ):
         reads = Reads()
-        run(reads)
+        with patch("octavo.ops.latent.takes", _never), patch("octavo.kernels.indexer.takes", _never):
+            run(reads)
         found[name] = float(reads.total)
     return found
 
@@ -190,17 +216,21 @@ def main(
     topk: Annotated[int, typer.Option(help="Tokens that sparse attention reads.")] = 512,
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16, of weights and caches.")] = "float32",
     repeats: Annotated[int, typer.Option(help="Steps per median.")] = 9,
+    busy: Annotated[bool, typer.Option(help="Count this thread's own time; for one thread.")] = False,
     out: Annotated[Path | None, typer.Option("--json", help="Write the numbers here.")] = None,
 ) -> None:
     """Print a row per context."""
-    rows = [measure(context, topk, getattr(torch, dtype), repeats) for context in CONTEXTS]
+    clock = time.thread_time if busy else time.perf_counter
+    rows = [measure(context, topk, getattr(torch, dtype), repeats, clock) for context in CONTEXTS]
     table = Table(title=f"One decoded token, one layer, {dtype}, top-{topk}, {torch.get_num_threads()} threads")
-    for title in ("context", "dense ms", "sparse ms", "index ms", "sum ms", "dense MB", "sparse MB", "index MB"):
+    titles = ("context", "dense ms", "sparse ms", "index ms", "sum ms", "of bound", "dense MB", "sparse MB", "index MB")
+    for title in titles:
         table.add_column(title, justify="right")
     for row in rows:
         times = [row["dense_ms"], row["sparse_ms"], row["index_ms"], row["sparse_ms"] + row["index_ms"]]
         sizes = [row[f"{name}_bytes"] / 1e6 for name in ("dense", "sparse", "index")]
-        table.add_row(f"{int(row['context']):,}", *(f"{value:.2f}" for value in times + sizes))
+        share = row["bound_ms"] / row["pick_ms"]
+        table.add_row(f"{int(row['context']):,}", *(f"{value:.2f}" for value in [*times, share, *sizes]))
     Console().print(table)
     if out is not None:
         out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")

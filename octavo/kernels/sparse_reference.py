@@ -42,3 +42,8 @@ def delta_step(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor,
     change = beta.double() * (v.double() - kept.T @ k.double())
     after = kept + torch.outer(k.double(), change)
     return after.T @ q.double(), after
+
+
+def by_head(x: Tensor, weight: Tensor, *, flipped: bool = False) -> Tensor:
+    """x [n, H, inner] @ weight [H, inner, outer], or [H, outer, inner] where flipped, by head -> [n, H, outer]."""
+    return torch.einsum("nhi,hoi->nho" if flipped else "nhi,hio->nho", x.double(), weight.double())

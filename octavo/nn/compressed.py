@@ -12,6 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from octavo.kernels.heads import by_head, takes
 from octavo.nn.linear import Linear
 from octavo.nn.norm import Norm, unit
 from octavo.nn.rope import rotate, tables
@@ -184,6 +185,8 @@ class CompressedAttention(nn.Module):
 
     def _output(self, mixed: Tensor) -> Tensor:
         """[T, H, D] -> [T, d]: each group of heads to a few elements, all of them to the output."""
-        groups = mixed.reshape(mixed.shape[0], self.params.o_groups, -1).transpose(0, 1)
+        groups = mixed.reshape(mixed.shape[0], self.params.o_groups, -1)
         weights = self.o_a_proj.weight.view(self.params.o_groups, self.params.o_lora_rank, -1)
-        return self.o_b_proj(torch.bmm(groups, weights.transpose(1, 2)).transpose(0, 1).flatten(1))
+        if takes(groups, weights):
+            return self.o_b_proj(by_head(groups, weights, flipped=True).flatten(1))
+        return self.o_b_proj(torch.bmm(groups.transpose(0, 1), weights.transpose(1, 2)).transpose(0, 1).flatten(1))

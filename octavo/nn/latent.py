@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from octavo.nn.linear import Linear
 from octavo.nn.norm import Norm
 from octavo.nn.rope import rotate, tables
 from octavo.nn.step import Caches, Step
@@ -36,8 +37,8 @@ class LatentAttention(nn.Module):
         self.params, self.hidden_size = params, params.hidden_size
         size, heads, rank = params.hidden_size, params.num_heads, params.kv_lora_rank
 
-        def linear(inputs: int, outputs: int, bias: bool = False) -> nn.Linear:
-            return nn.Linear(inputs, outputs, bias=bias, dtype=dtype, device=device)
+        def linear(inputs: int, outputs: int, bias: bool = False) -> Linear:
+            return Linear(inputs, outputs, bias=bias, dtype=dtype, device=device)
 
         def norm(width: int) -> Norm:
             return Norm(width, params.norm_eps, "scale", dtype=dtype, device=device)

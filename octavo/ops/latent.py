@@ -18,6 +18,8 @@ from typing import Final, Literal
 import torch
 from torch import Tensor
 
+from octavo.kernels.heads import by_head
+from octavo.kernels.heads import takes as by_head_takes
 from octavo.kernels.latent import latent_attention, takes
 from octavo.ops.attention import TILE_SCORES, Rule, products, weights_of
 from octavo.ops.entries import of_bucket, of_numbers, of_request, paged
@@ -51,11 +53,15 @@ class Heads:
 
     def absorb(self, q: Tensor) -> Tensor:
         """Queries for keys [n, H, nope] -> queries for latents [n, H, rank]."""
-        return torch.bmm(q.transpose(0, 1), self.up[:, : self.nope]).transpose(0, 1)
+        up = self.up[:, : self.nope]
+        return by_head(q, up) if by_head_takes(q, up) else torch.bmm(q.transpose(0, 1), up).transpose(0, 1)
 
     def values(self, mixed: Tensor) -> Tensor:
         """Mixed latents [n, H, rank] -> mixed values [n, H, value]."""
-        return torch.bmm(mixed.transpose(0, 1), self.up[:, self.nope :].transpose(1, 2)).transpose(0, 1)
+        up = self.up[:, self.nope :]
+        if by_head_takes(mixed, up):
+            return by_head(mixed, up, flipped=True)
+        return torch.bmm(mixed.transpose(0, 1), up.transpose(1, 2)).transpose(0, 1)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from octavo.kinds.dsa.spec import SparseLatent
 from octavo.nn.latent import LatentAttention, turn
+from octavo.nn.linear import Linear
 from octavo.nn.step import Caches, Step
 from octavo.ops.codec import match_queries
 from octavo.ops.entries import keep
@@ -33,10 +34,10 @@ class Indexer(nn.Module):
         assert kind.latent.q_lora_rank is not None and kind.latent.rope is not None, "the spec sees to both"
         self.kind, self.rope = kind, replace(kind.latent.rope, interleaved=kind.index_interleaved)
         size, heads, dim = kind.latent.hidden_size, kind.index_heads, kind.index_dim
-        self.wq_b = nn.Linear(kind.latent.q_lora_rank, heads * dim, bias=False, dtype=dtype, device=device)
-        self.wk = nn.Linear(size, dim, bias=False, dtype=dtype, device=device)
+        self.wq_b = Linear(kind.latent.q_lora_rank, heads * dim, bias=False, dtype=dtype, device=device)
+        self.wk = Linear(size, dim, bias=False, dtype=dtype, device=device)
         self.k_norm = nn.LayerNorm(dim, eps=KEY_EPS, dtype=dtype, device=device)
-        self.weights_proj = nn.Linear(size, heads, bias=False, dtype=dtype, device=device)
+        self.weights_proj = Linear(size, heads, bias=False, dtype=dtype, device=device)
 
     def key(self, hidden: Tensor, step: Step) -> Tensor:
         """hidden [T, d] -> index keys [T, D], whose front is rotated."""
