@@ -179,9 +179,9 @@ class PagePool:
             self._settle(ids, self._references[ids], self._uses[ids])
 
     def keep(self, pages: npt.ArrayLike) -> None:
-        """One more use by the prefix index per entry of ``pages``."""
+        """One more use by the prefix index per entry of ``pages``; what is held, cached or in limbo stays so."""
         ids, times = _tally(self._live(pages))
-        self._settle(ids, self._references[ids], self._uses[ids] + times)
+        self._uses[ids] += times
 
     def drop(self, pages: npt.ArrayLike) -> None:
         """One use by the prefix index fewer per entry; a page without use and reference is free."""
