@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from octavo.nn.conv import CausalConv, joined
 from octavo.nn.mlp import GATES
 from octavo.nn.norm import unit
-from octavo.nn.state import carried, emits
+from octavo.nn.state import carried, emits, in_pages
 from octavo.nn.step import Caches, Step
 from octavo.ops import recurrent_reference
-from octavo.ops.delta import gated_delta
+from octavo.ops.delta import gated_delta, gated_delta_in_pages
 from octavo.ops.ragged import Ragged, work_dtype
 
 FIELDS = ("conv_q", "conv_k", "conv_v")
@@ -114,11 +114,16 @@ class DeltaRule(nn.Module):
     def forward(self, hidden: Tensor, step: Step, caches: Caches) -> Tensor:
         """hidden [T, d] -> [T, d]; stores the states that the cache's batch asks for."""
         view, made = caches["state"], self.inputs(hidden)
-        state, ragged = carried(view, step), emits(view, step)
+        ragged, places = emits(view, step), in_pages(view, step, hidden.dtype, "recurrent")
+        state = carried(view, step, without=("recurrent",) if places else ())
         mixed, conv = self.conv1d(made.qkv, joined(state, FIELDS), ragged)
-        out, recurrent = gated_delta(*self.heads(mixed), made.log_decay, made.beta, state["recurrent"], ragged)
-        parts = zip(FIELDS, conv.split(self.shape.parts, dim=1), strict=True)
-        view.store(recurrent=recurrent, **dict(parts))
+        parts = dict(zip(FIELDS, conv.split(self.shape.parts, dim=1), strict=True))
+        if places:
+            out = gated_delta_in_pages(*self.heads(mixed), made.log_decay, made.beta, places)
+            view.store(written=("recurrent",), **parts)
+        else:
+            out, recurrent = gated_delta(*self.heads(mixed), made.log_decay, made.beta, state["recurrent"], ragged)
+            view.store(recurrent=recurrent, **parts)
         return self.output(out, made.gate)
 
 

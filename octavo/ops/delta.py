@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from octavo.kernels import recurrent
+from octavo.kernels.recurrent import Places
 from octavo.ops.linear import CHUNK, cumulative, pair_decay
 from octavo.ops.ragged import Inputs, Kernel, Ragged, scan, work_dtype
 
@@ -28,6 +29,11 @@ def gated_delta(
     """
     dtype = work_dtype(q, k, v, log_decay, beta, state)
     return scan(_KERNEL, (q, k, v, log_decay, beta), state, ragged, out_shape=v.shape[1:], dtype=dtype)
+
+
+def gated_delta_in_pages(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, places: Places) -> Tensor:
+    """``gated_delta`` of one token per request, whose states stay in pages: out [n, H, Dv]."""
+    return recurrent.delta_step_in_pages(q.float(), k.float(), v.float(), log_decay.float(), beta.float(), places)
 
 
 def _chunk(inputs: Inputs, state: Tensor) -> tuple[Tensor, Tensor]:

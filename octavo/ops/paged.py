@@ -16,7 +16,7 @@ Rows outside the intervals a step reads may hold anything, NaN included. Whoever
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -245,15 +245,19 @@ class CacheView:
                 self.batch.after.store(self.fields[name], made)
             self.fresh.clear()
 
-    def past(self) -> dict[str, Tensor]:
-        """Copies of ``batch.past`` by field, [P, *entry]. To be called before ``store``."""
+    def past(self, *, without: Collection[str] = ()) -> dict[str, Tensor]:
+        """Copies of ``batch.past`` by field, [P, *entry], but for some fields. To be called before ``store``."""
         where = self.batch.past
-        return {name: view.take(where.pages, where.rows) for name, view in self.fields.items()}
+        return {name: view.take(where.pages, where.rows) for name, view in self.fields.items() if name not in without}
 
-    def store(self, **entries: Tensor) -> None:
-        """Store ``batch.stored``, ending the step for this stream. entries: by field, one row for each of these writes."""
+    def store(self, *, written: Collection[str] = (), **entries: Tensor) -> None:
+        """Store ``batch.stored``, ending the step for this stream. entries: by field, one row for each of these writes.
+
+        written: fields that a kernel has stored where it made them.
+        """
+        assert not entries.keys() & set(written), "a field is stored once"
         writes = self.batch.stored
-        self._write(writes.pages, writes.rows, entries)
+        self._write(writes.pages, writes.rows, entries, written)
 
     def store_entries(self, stride: int, **entries: Tensor) -> None:
         """Store the entries of ``batch.closed(stride)``, given by field, one row for each."""
@@ -269,8 +273,8 @@ class CacheView:
         rows = places // stride
         return {name: view.take(pages, rows) for name, view in self.fields.items()}
 
-    def _write(self, pages: Tensor, rows: Tensor, entries: Mapping[str, Tensor]) -> None:
-        assert entries.keys() == self.fields.keys(), "all fields of an entry are written together"
+    def _write(self, pages: Tensor, rows: Tensor, entries: Mapping[str, Tensor], written: Collection[str] = ()) -> None:
+        assert entries.keys() | set(written) == self.fields.keys(), "all fields of an entry are written together"
         for name, made in entries.items():
             assert made.shape[0] == pages.shape[0], "one row for each write"
             view = self.fields[name]

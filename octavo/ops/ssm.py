@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from octavo.kernels.recurrent import Places, decayed_step_in_pages
 from octavo.ops.linear import CHUNK, decayed_chunk, decayed_step, recur
 from octavo.ops.ragged import Inputs, Kernel, Ragged, scan, work_dtype
 
@@ -64,3 +65,9 @@ def ssd_scan(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tens
         size=CHUNK,
     )
     return scan(kernel, (x, dt, b, c), state, ragged, out_shape=x.shape[1:], dtype=dtype)
+
+
+def ssd_in_pages(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, places: Places) -> Tensor:
+    """``ssd_scan`` of one token per request, whose states stay in pages: ``y`` [n, H, P]."""
+    x, dt = x.float(), dt.float()
+    return decayed_step_in_pages(c.float(), b.float(), x * dt[..., None], dt * a.float(), places)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from octavo.kernels import sparse_reference as reference
 from octavo.kernels.library import levels, library
-from octavo.kernels.recurrent import decayed_step, delta_step, takes
+from octavo.kernels.recurrent import Places, decayed_step, decayed_step_in_pages, delta_step, delta_step_in_pages, takes
 
 pytestmark = pytest.mark.skipif(not levels(), reason="no compiled kernels")
 
@@ -60,3 +60,38 @@ def test_steps(isa: str, count: int, groups: int, shared: int, keys: int, values
 def test_what_is_taken() -> None:
     state = torch.zeros(2, 3, 4, 5)
     assert takes(state) and takes(state[::2]) and not takes(state.mT) and not takes(state.double()) and not takes(state[:0])
+
+
+@pytest.mark.parametrize("isa", levels())
+def test_from_page_to_page(isa: str) -> None:
+    """Into another page, into the same one, and from nothing; all else stays, and what is not there is not read."""
+    torch.manual_seed(0)
+    heads, keys, values = 4, 24, 40
+    for step in (decayed_step, delta_step):
+        shape = (values, keys) if step is decayed_step else (keys, values)
+        data = torch.randn(9, heads, 2, *shape)
+        data[6] = float("nan")
+        kept = data.clone()
+        places = Places(
+            data=data,
+            pages=torch.tensor([1, 4, 6]),
+            rows=torch.tensor([1, 0, 0]),
+            known=torch.tensor([True, True, False]),
+            to_pages=torch.tensor([3, 4, 6]),
+            to_rows=torch.tensor([0, 0, 1]),
+        )
+        inputs = [torch.randn(3, 2, keys) * 0.2, torch.randn(3, 2, keys) * 0.2, torch.randn(3, heads, values)]
+        inputs.append(-torch.rand(3, heads))
+        before = torch.stack((kept[1, :, 1], kept[4, :, 0], torch.zeros(heads, *shape)))
+        if step is decayed_step:
+            out, after = decayed_step(*inputs, before, kernels=library(isa))
+            found = decayed_step_in_pages(*inputs, places, kernels=library(isa))
+        else:
+            inputs.append(torch.rand(3, heads))
+            out, after = delta_step(*inputs, before, kernels=library(isa))
+            found = delta_step_in_pages(*inputs, places, kernels=library(isa))
+        assert torch.equal(found, out)
+        for request, (page, row) in enumerate(((3, 0), (4, 0), (6, 1))):
+            assert torch.equal(data[page, :, row], after[request])
+            data[page, :, row] = kept[page, :, row]
+        assert torch.equal(data.nan_to_num(7.0), kept.nan_to_num(7.0))

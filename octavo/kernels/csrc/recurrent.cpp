@@ -1,6 +1,6 @@
 // Single steps of recurrent states, one pass over each state: it is read once and written once.
 //
-// A state is a matrix per head. Rows of requests' states lie where they are told, so a step may go from page to page.
+// A state is a matrix per head. Requests' states lie anywhere, so a step may go from page to page, or stay where it is.
 // reference: octavo/kernels/sparse_reference.py, decayed_step and delta_step.
 
 #include "simd.h"
@@ -9,16 +9,29 @@ namespace OCTAVO_ISA {
 
 constexpr int COLUMNS = 4;  // vectors of a state's row that are taken together
 
-// S [rows, columns] of head h of request i: state + i * state_request + h * rows * columns, and so with `after`.
+// S of head h of request i, contiguous: state[i] + h * state_head, zeros where state[i] is null; and so with `after`.
 struct Step {
     const float *q, *k, *v, *decay, *beta;  // [n, key_heads, keys] twice, [n, heads, values], [n, heads(, keys)], [n, heads]
     float* out;                             // [n, heads, values]
-    const float* state;
-    float* after;
-    int64_t state_request, after_request;  // elements
+    const float* const* state;
+    float* const* after;
+    int64_t state_head, after_head;  // elements
     int64_t count, heads, key_heads, keys, values;
     int64_t decay_keys;  // 1: one log decay per head; keys: one for each key
 };
+
+// A head's state and where it goes. What there is not yet becomes zeros where it goes.
+struct Move {
+    const float* from;
+    float* to;
+};
+
+static inline Move move_of(const Step& call, int64_t request, int64_t head) {
+    float* to = call.after[request] + head * call.after_head;
+    if (call.state[request]) return {call.state[request] + head * call.state_head, to};
+    memset(to, 0, call.keys * call.values * sizeof(float));
+    return {to, to};
+}
 
 static inline float sum_of(const float* a, const float* b, int64_t count) {
     float total = 0;
@@ -32,8 +45,9 @@ static void decayed(void* context, int64_t item) {
     int64_t request = item / call.heads, head = item % call.heads, keys = call.keys;
     int64_t key_at = (request * call.key_heads + head * call.key_heads / call.heads) * keys;
     const float *q = call.q + key_at, *k = call.k + key_at, *v = call.v + item * call.values;
-    const float* from = call.state + request * call.state_request + head * call.values * keys;
-    float* to = call.after + request * call.after_request + head * call.values * keys;
+    Move move = move_of(call, request, head);
+    const float* from = move.from;
+    float* to = move.to;
     float decay = exponential(splat(call.decay[item]))[0], *out = call.out + item * call.values;
     int64_t whole = keys / W * W, p = 0;
     for (; p < call.values; p++, from += keys, to += keys) {
@@ -101,8 +115,9 @@ static void delta(void* context, int64_t item) {
         store(kept + d, exponential(load(logs)));
     }
     Rule rule = {kept, call.k + key_at, call.q + key_at, call.beta[item], keys, values};
-    const float* from = call.state + request * call.state_request + head * keys * values;
-    float* to = call.after + request * call.after_request + head * keys * values;
+    Move move = move_of(call, request, head);
+    const float* from = move.from;
+    float* to = move.to;
     const float* v = call.v + item * values;
     float* out = call.out + item * values;
     int64_t c = 0;

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from octavo.kinds.mamba2.spec import Mamba2
 from octavo.nn.norm import unit
-from octavo.nn.state import carried, emits
+from octavo.nn.state import carried, emits, in_pages
 from octavo.nn.step import Caches, Step
 from octavo.ops.conv import causal_conv
-from octavo.ops.ssm import ssd_scan
+from octavo.ops.ssm import ssd_in_pages, ssd_scan
 
 FIELDS = ("conv_x", "conv_b", "conv_c")
 """Fields of the stream that one convolution runs over, by order of their channels."""
@@ -62,14 +62,20 @@ class Mamba2Layer(nn.Module):
     def forward(self, hidden: Tensor, step: Step, caches: Caches) -> Tensor:
         """hidden [T, d] -> [T, d]; stores the states that the cache's batch wants."""
         view = caches["state"]
-        before, wanted = carried(view, step), emits(view, step)
+        wanted, places = emits(view, step), in_pages(view, step, hidden.dtype, "recurrent")
+        before = carried(view, step, without=("recurrent",) if places else ())
         gate, inputs, dt = self.projected(hidden)
         past = torch.cat([before[name].flatten(1, -2) for name in FIELDS], dim=1)
         inputs, conv = causal_conv(inputs, past, self.conv1d.weight[:, 0], self.conv1d.bias, wanted)
         x, b, c = self.parted(F.silu(inputs))
-        y, states = ssd_scan(x, dt, -self.A_log.exp(), b, c, before["recurrent"], wanted)
-        parts = conv.split([before[name].shape[1:-1].numel() for name in FIELDS], dim=1)
-        view.store(recurrent=states, **dict(zip(FIELDS, parts, strict=True)))
+        sizes = [before[name].shape[1:-1].numel() for name in FIELDS]
+        parts = dict(zip(FIELDS, conv.split(sizes, dim=1), strict=True))
+        if places:
+            y = ssd_in_pages(x, dt, -self.A_log.exp(), b, c, places)
+            view.store(written=("recurrent",), **parts)
+        else:
+            y, states = ssd_scan(x, dt, -self.A_log.exp(), b, c, before["recurrent"], wanted)
+            view.store(recurrent=states, **parts)
         return self.finished(y, x, gate)
 
     def projected(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
