@@ -121,11 +121,13 @@ class _Places:
 def fill(model: Decoder, weights: Weights, *, family: Family, device: torch.device) -> None:
     """Put weights into a model built on the meta device, in the dtypes that it was built with.
 
-    Raises ConfigError naming tensors that are missing, unknown, given twice or of a wrong shape; the model is then unusable.
+    Raises ConfigError naming tensors that are missing, unknown, given twice, of a wrong shape or tied to what they differ from;
+    the model is then unusable.
     """
-    places = _Places(model, device)
+    places, repeated = _Places(model, device), dict[str, Tensor]()
     for name, tensor in weights:
         if name in model.tied:
+            repeated[name] = tensor
             continue
         draft = re.fullmatch(family.drafts, name) if family.drafts else None
         if draft and int(draft[1]) >= len(model.model.layers):
@@ -133,3 +135,11 @@ def fill(model: Decoder, weights: Weights, *, family: Family, device: torch.devi
         for piece in pieces(name, tensor, family.repack, places.shapes):
             places.put(name, piece)
     places.check()
+    for name, tensor in repeated.items():
+        # Which of two different ones is right, the config's or the checkpoint's, nobody can tell from here.
+        weight = model.get_parameter(model.tied[name])
+        if not torch.equal(tensor.to(device=device, dtype=weight.dtype), weight):
+            raise ConfigError(
+                f"{name} of the checkpoint is not {model.tied[name]}, which tie_word_embeddings says; set it to false in "
+                "config.json to use both"
+            )

@@ -89,6 +89,9 @@ def test_tied_heads_may_be_stored_or_not(tmp_path: Path) -> None:
     assert "lm_head.weight" not in dict(load(path).named_parameters())
     save_file({**stored, "lm_head.weight": stored["model.embed_tokens.weight"].clone()}, path / "model.safetensors")
     assert "lm_head.weight" not in dict(load(path).named_parameters())
+    save_file({**stored, "lm_head.weight": stored["model.embed_tokens.weight"] + 1}, path / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"lm_head\.weight .* tie_word_embeddings .* to false"):
+        load(path)
 
 
 def test_copies_run_in_order_and_may_overlap(llama: Path) -> None:
