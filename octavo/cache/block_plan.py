@@ -30,8 +30,8 @@ class BlockPlan:
     fresh: past is read from pages, the step's own entries are not (``GroupStep.fresh``).
     write_from: first token that is stored; those before it lie in shared pages already.
     blocks: blocks written, ascending. new: those that need a page. copied: those of new whose older rows must come along.
-    table: blocks the table holds afterwards, of those in ``blocks`` or held now. leaving: columns let go.
-    recycled: columns of ``leaving`` whose page becomes a new block's. promised: for every checkpoint its blocks.
+    Of groups that let go, besides: stays: blocks the table holds afterwards. held: those it holds now, and their columns.
+    recycled: columns whose page becomes a new block's. promised: for every checkpoint its blocks.
     """
 
     row: int
@@ -39,13 +39,13 @@ class BlockPlan:
     stop: int
     fresh: bool
     write_from: int
-    blocks: np.ndarray
-    new: np.ndarray
-    copied: np.ndarray
-    table: np.ndarray
-    leaving: np.ndarray
-    recycled: np.ndarray
-    promised: dict[int, np.ndarray]
+    blocks: Sequence[int]
+    new: Sequence[int]
+    copied: Sequence[int]
+    stays: set[int]
+    held: dict[int, int]
+    recycled: Sequence[int]
+    promised: dict[int, list[int]]
 
     @property
     def wanted(self) -> int:

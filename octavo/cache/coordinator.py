@@ -58,6 +58,11 @@ class Grain:
     per_unit: int
     lanes: range
 
+    @property
+    def rows(self) -> slice:
+        """``lanes`` as an index that copies nothing."""
+        return slice(self.lanes.start, self.lanes.stop)
+
     def lane(self, grain: np.ndarray) -> np.ndarray:
         """Index lane of grains, counted from token 0."""
         return grain % self.per_unit - (self.per_unit - len(self.lanes)) + self.lanes.start
@@ -147,7 +152,7 @@ class KVCacheCoordinator:
         """Of the grains of nodes, how many before each one are not there: [grains + 1]."""
         grain = self.grains[index]
         absent = np.ones((len(nodes), grain.per_unit), np.int64)
-        absent[:, grain.per_unit - len(grain.lanes) :] = (self.index.pages[grain.lanes][:, nodes] == NO_PAGE).T
+        absent[:, grain.per_unit - len(grain.lanes) :] = (self.index.pages[grain.rows][:, nodes] == NO_PAGE).T
         return np.concatenate([[0], np.cumsum(absent.reshape(-1))])
 
     # -- admission ---------------------------------------------------------------------------------------------------------
@@ -193,7 +198,7 @@ class KVCacheCoordinator:
         """Hold what a chain's nodes, from unit ``first`` on, have in other pages than the table: it must not be reclaimed."""
         grain, group = self.grains[index], self.groups[index]
         blocks = np.arange(first * grain.per_unit, (first + len(nodes)) * grain.per_unit) * grain.tokens
-        pages = self.index.pages[grain.lanes][:, nodes].T.reshape(-1)
+        pages = self.index.pages[grain.rows][:, nodes].T.reshape(-1)
         other = pages[pages != group.pages_at(row, blocks // group.layout.block_tokens)]
         extra = set(other.tolist()) - self._chains[row].extra[index]
         if not extra:
@@ -218,7 +223,7 @@ class KVCacheCoordinator:
     def disturb(self, row: int, n: int) -> None:
         """Pages of a row with ``n`` planned tokens have been published: rings may not turn over them."""
         for index in self.bounded:
-            self.groups[index].disturb(row, n)
+            self.groups[index].settle(row, n)
 
     def wanted(self, plans: Sequence[tuple[int, BlockPlan | TurnPlan]]) -> list[int]:
         """Pages per bucket that plans ask for."""
@@ -294,8 +299,8 @@ class KVCacheCoordinator:
 
     def make_ready(self, wanted: Sequence[int]) -> None:
         """Reclaim until ``allocate`` can serve what ``fits``. Free pages are gathered before anything cached is let go."""
-        assert self.pool.fits(wanted)
         while not self.pool.ready(wanted):
+            assert self.pool.fits(wanted)
             moves = self.pool.compact()
             if moves is None:
                 assert self.index.evict() or self._give_up_kept(), "what fits can be made ready"

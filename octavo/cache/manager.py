@@ -98,6 +98,8 @@ class KVCacheManager:
         self.checkpoints = CheckpointPolicy(unit=layout.hash_unit, interval=checkpoint_interval)
         self._rows: dict[str, _Row] = {}
         self._by_row: dict[int, _Row] = {}
+        # Tokens that running requests had when they came, 0 where a row is free.
+        self._known = np.zeros(max_num_seqs, np.int64)
         self._computed = np.zeros(max_num_seqs, np.int64)
         self._scheduled = np.zeros(max_num_seqs, np.int64)
         self._last_step = np.full(max_num_seqs, _NO_STEP, np.int64)
@@ -223,6 +225,7 @@ class KVCacheManager:
         self.coordinator.adopt(row, match)
         if not self.coordinator.pool.fits(self._demand(row, request.num_tokens)):
             self.coordinator.clear(row, None)
+            self._known[row] = 0
             return False
         self._free_rows.pop()
         if len(match.nodes):
@@ -254,11 +257,12 @@ class KVCacheManager:
         )  # fmt: skip
         self._enter(self._by_row[row], n)
         self._next_wanted[row] = NEVER
-        self._look_ahead(np.array([origin.row]), np.array([n]))
+        self._due[origin.row] = n
         return True
 
     def _enter(self, row: _Row, n: int) -> None:
         """A row begins with ``n`` tokens on pages that others may have, too."""
+        self._known[row.row] = row.request.num_tokens
         self._computed[row.row] = self._scheduled[row.row] = self._due[row.row] = n
         self._last_step[row.row], self._settled[row.row] = _NO_STEP, False
         self._rolling[row.row] = row.publishes and bool(self.coordinator.rolling)
@@ -269,13 +273,14 @@ class KVCacheManager:
 
         A ring that is not full now fills again, so that running requests never lose to one that came after them.
         """
-        rows = np.array([row, *self._by_row])
-        known = np.array([tokens, *(other.request.num_tokens for other in self._by_row.values())])
-        unfinished = np.append(True, self._computed[rows[1:]] + 1 < known[1:])
+        self._known[row], self._computed[row], self._scheduled[row] = tokens, -1, 0
+        rows = self._known.nonzero()[0]
+        known = np.maximum(self._known[rows], self._scheduled[rows])
+        unfinished = self._computed[rows] + 1 < self._known[rows]
         wanted = []
         for group in self.coordinator.groups:
-            which = unfinished if group.layout.fixed is None else np.ones(len(rows), bool)
-            wanted.append(int(group.missing(rows[which], group.layout.most_pages(known[which])).sum()))
+            missing = group.missing(rows, group.layout.most_pages(known))
+            wanted.append(int((missing[unfinished] if group.layout.fixed is None else missing).sum()))
         return pages_by_bucket(self.layout, wanted)
 
     def extend(self, request: CachedRequest, stop: int, step: int, *, checkpoints: bool = True) -> bool:
@@ -300,7 +305,7 @@ class KVCacheManager:
             self._next_mark[row.row] = min(int(self._next_mark[row.row]), marks[0])
         self._peak_bytes[row.row] = max(int(self._peak_bytes[row.row]), self._held_bytes(row.row))
         self._settled[row.row] = stop > row.shared
-        self._look_ahead(rows, self._scheduled[rows])
+        self._due[row.row] = stop
         if row.publishes and stop - start > 1:
             self._announce(row, start, stop, marks)
         return True
@@ -385,7 +390,7 @@ class KVCacheManager:
                 self.coordinator.pool.release(promise.pages, step)
             self.coordinator.disturb(row.row, int(self._scheduled[row.row]))
         self._next_mark[row.row] = self.coordinator.next_promise(row.row)
-        self._look_ahead(np.array([row.row]), self._scheduled[[row.row]])
+        self._due[row.row] = self._scheduled[row.row]
 
     def free(self, request: CachedRequest, *, in_flight: bool = False, publish: bool = True) -> None:
         """End a request's stay: publish what it has, as a place to resume where possible, and let its pages go.
@@ -400,7 +405,7 @@ class KVCacheManager:
             self._publish_end(row)
         request.cache_report = self._report(row)
         self.coordinator.touch(row.row)
-        self._next_mark[row.row] = NEVER
+        self._next_mark[row.row], self._known[row.row] = NEVER, 0
         step = int(self._last_step[row.row])
         self.coordinator.clear(row.row, step if in_flight else None)
         if in_flight:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from octavo.base import NO_PAGE, Interval, ceil_div
+from octavo.base import NO_PAGE, Interval, blocks_of, ceil_div
 from octavo.cache.block_plan import NEVER, BlockPlan, Promise, Span, TurnPlan, blocks_in
 from octavo.cache.group_step import CopyJob, GroupStep
 from octavo.cache.layout import GroupLayout
@@ -84,11 +84,15 @@ class SingleTypeKVCacheManager:
         """Blocks that computing token ``n`` needs, ascending."""
         return self._blocks(self.law.needs(n))
 
-    def held_blocks(self, row: int) -> np.ndarray:
-        """Blocks in the table, ascending."""
-        fixed = np.flatnonzero(self.table[row, : self._fixed] != NO_PAGE)
-        ring = self._ring[row]
-        return np.concatenate([fixed, np.sort(ring[ring >= 0])])
+    def _column(self, block: int) -> int:
+        start = self._ring_start
+        return block if block < start or self._fixed is None else start + (block - start) % max(1, self._turning)
+
+    def held_blocks(self, row: int) -> dict[int, int]:
+        """Blocks in the table of a bounded row, each with its column."""
+        fixed = {column: column for column in range(self._ring_start) if self.table[row, column] != NO_PAGE}
+        turning = enumerate(self._ring[row].tolist(), self._ring_start)
+        return fixed | {block: column for column, block in turning if block >= 0}
 
     def pages_at(self, row: int, blocks: np.ndarray) -> np.ndarray:
         """Pages in the columns of blocks of a group that never lets go, NO_PAGE behind the table."""
@@ -127,32 +131,40 @@ class SingleTypeKVCacheManager:
         return ceil_div(stop, self._block) - min(oldest, start) // self._block > self._turning
 
     def plan(self, row: int, start: int, stop: int, *, marks: Sequence[int] = (), write_from: int = 0) -> BlockPlan:
-        """What tokens ``[start, stop)`` need, with checkpoints after ``marks`` tokens. Changes nothing; settle first."""
+        """What tokens ``[start, stop)`` need, with checkpoints after ``marks`` tokens. Changes nothing; settle first.
+
+        Plain integers throughout: a ring has few blocks, and what a group adds that never lets go is one range.
+        """
         assert start < stop and all(start < mark <= stop for mark in marks)
-        write_from, fresh = max(start, write_from), self.reads_fresh(start, stop)
-        promised = {mark: self.blocks_needed(mark) for mark in marks}
         if self._fixed is None:
-            table = blocks = np.arange(write_from // self._block, ceil_div(stop, self._block) if write_from < stop else 0)
-            leaving = loose = table[:0]
-        else:
-            table = self._blocks(self.law.needs(stop) if fresh else (*self.law.needs(start), (start, stop)))
-            stays, held = set(table.tolist()), self.held_blocks(row).tolist()
-            keep = stays.union(*(kept.tolist() for kept in promised.values()))
-            blocks = np.array(sorted(b for b in keep if start < (b + 1) * self._block and b * self._block < stop), np.int64)
-            leaving = self._columns(np.array([b for b in held if b not in stays], np.int64))
-            loose = self._columns(np.array([b for b in held if b not in keep], np.int64))
-        holds = self._holds(row, blocks)
-        mine = holds.copy()
-        mine[holds] = self._owned[row, self._columns(blocks[holds])]
-        new = blocks[~mine]
-        copied = blocks[holds & ~mine & (blocks * self._block < write_from)]
+            return self._plan_append(row, start, stop, max(start, write_from))
+        fresh, size = self.reads_fresh(start, stop), self._block
+        promised = {mark: blocks_of(self.law.needs(mark), size) for mark in marks}
+        table = blocks_of(self.law.needs(stop) if fresh else (*self.law.needs(start), (start, stop)), size)
+        stays, held, owned = set(table), self.held_blocks(row), self._owned[row].tolist()
+        keep = stays.union(*promised.values())
+        blocks = sorted(block for block in keep if start // size <= block < ceil_div(stop, size))
+        new = [block for block in blocks if block not in held or not owned[held[block]]]
+        copied = [block for block in new if block in held and block * size < start]
         # A page that this request alone holds and no checkpoint keeps can take a new block; a copy needs a page of its own.
-        if wanted := min(len(loose), len(new) - len(copied)):
-            loose = loose[self._owned[row, loose] & self._pool.exclusive(self.table[row, loose])]
-        recycled = loose[:wanted]
+        recycled: list[int] = []
+        if wanted := len(new) - len(copied):
+            loose = np.array([at for block, at in held.items() if block not in keep and owned[at]], np.int64)
+            recycled = loose[self._pool.exclusive(self.table[row, loose])][:wanted].tolist() if len(loose) else []
         return BlockPlan(
-            row=row, start=start, stop=stop, fresh=fresh, write_from=write_from, blocks=blocks, new=new, copied=copied,
-            table=table, leaving=leaving, recycled=recycled, promised=promised,
+            row=row, start=start, stop=stop, fresh=fresh, write_from=start, blocks=blocks, new=new, copied=copied,
+            stays=stays, held=held, recycled=recycled, promised=promised,
+        )  # fmt: skip
+
+    def _plan_append(self, row: int, start: int, stop: int, write_from: int) -> BlockPlan:
+        """The same for a group that never lets go: of what is written, only the first block may be there already."""
+        first, behind = write_from // self._block, ceil_div(stop, self._block) if write_from < stop else 0
+        there = first < min(behind, self.table.shape[1]) and bool(self.table[row, first] != NO_PAGE)
+        mine = there and bool(self._owned[row, first])
+        copies = there and not mine and first * self._block < write_from
+        return BlockPlan(
+            row=row, start=start, stop=stop, fresh=False, write_from=write_from, blocks=range(first, behind),
+            new=range(first + mine, behind), copied=[first] * copies, stays=set(), held={}, recycled=[], promised={},
         )  # fmt: skip
 
     def apply(self, plan: BlockPlan, step: int) -> list[CopyJob]:
@@ -160,92 +172,82 @@ class SingleTypeKVCacheManager:
 
         Pages let go are released when the step's receipt arrives: until then its layers, or copies, may read them.
         """
+        row = plan.row
+        # Decoding plans all rows together: only then is it worth asking how long a row needs nothing.
+        self.next_event[row] = plan.stop
+        if plan.copied:
+            self._to_copy[row] = 0
         if self._fixed is None:
             return self._append(plan, step)
-        row, past = plan.row, self.table[plan.row].copy()
-        targets = np.concatenate([self._pool.allocate(self.layout.bucket, plan.wanted), self.table[row, plan.recycled]])
-        copied = plan.copied.tolist()
-        order = [*copied, *(block for block in plan.new.tolist() if block not in copied)]
-        page_of = dict(zip(order, targets.tolist(), strict=True))
-        jobs = self._copies(row, plan.copied, page_of)
-        moved_out, released = self._let_go(plan, page_of)
-        self._store(plan, page_of)
-        page_of = moved_out | page_of
-        pages = np.array([page_of.get(b, NO_PAGE) for b in plan.blocks.tolist()], np.int32)
-        stays = pages == NO_PAGE
-        pages[stays] = self.table[row, self._columns(plan.blocks[stays])]
-        self._spans[row] = Span(plan=plan, pages=pages, past=past)
-        if len(plan.copied):
-            self._to_copy[row] = 0
-        self._filled[row] = np.count_nonzero(self.table[row] != NO_PAGE)
-        self._promise(plan, page_of)
-        in_table = set(plan.table.tolist())
-        released += [page for block, page in page_of.items() if block not in in_table]
-        self._pool.release(np.array(released, np.int32), step)
-        self._schedule_events(np.array([row]), np.array([plan.stop]))
+        past = self.table[row].copy()
+        table = past.tolist()
+        targets = self._pool.allocate(self.layout.bucket, plan.wanted).tolist() + [table[at] for at in plan.recycled]
+        page_of = dict(zip([*plan.copied, *(b for b in plan.new if b not in plan.copied)], targets, strict=True))
+        jobs = self._copies([table[plan.held[block]] for block in plan.copied], plan.copied, page_of)
+        released = self._rewrite(plan, table, page_of)
+        pages = [page_of[b] if b in page_of else table[self._column(b)] for b in plan.blocks]
+        self._spans[row] = Span(plan=plan, pages=np.array(pages, np.int32), past=past)
+        self._promise(plan, table, page_of)
+        released += [page for block, page in page_of.items() if block not in plan.stays]
+        self._pool.release(released, step)
         return jobs
+
+    def _rewrite(self, plan: BlockPlan, table: list[int], page_of: dict[int, int]) -> list[int]:
+        """Empty the columns of blocks that leave, and enter new pages of those that stay. Returns pages to be released.
+
+        table: of the row, brought up to date. page_of: of the new blocks; those that only checkpoints keep are added.
+        """
+        row, ring, owned = plan.row, self._ring[plan.row].tolist(), self._owned[plan.row].tolist()
+        promised, released = set().union(*plan.promised.values()), []
+        for block, at in plan.held.items():
+            if block in plan.stays:
+                continue
+            if block in promised and block not in page_of:
+                page_of[block] = table[at]
+            elif at not in plan.recycled:
+                released.append(table[at])
+            table[at], owned[at] = NO_PAGE, False
+            if at >= self._ring_start:
+                ring[at - self._ring_start] = -1
+        for block in plan.new:
+            if block not in plan.stays:
+                continue
+            at = self._column(block)
+            if block in plan.held:
+                released.append(table[at])
+            table[at], owned[at] = page_of[block], True
+            if at >= self._ring_start:
+                ring[at - self._ring_start] = block
+        self.table[row], self._ring[row], self._owned[row] = table, ring, owned
+        self._filled[row] = len(table) - table.count(NO_PAGE)
+        return released
 
     def _append(self, plan: BlockPlan, step: int) -> list[CopyJob]:
         """Carry out a plan of a group that never lets go."""
-        row, new = plan.row, plan.new
-        if len(new):
-            self._grow_table(int(new[-1]) + 1)
-        targets, old = self._pool.allocate(self.layout.bucket, len(new)), self.table[row, new]
-        jobs = self._copies(row, plan.copied, dict(zip(new.tolist(), targets.tolist(), strict=True)))
-        if len(jobs):
-            self._to_copy[row] = 0
+        row, first, stop = plan.row, plan.blocks[0] if plan.blocks else 0, plan.blocks[-1] + 1 if plan.blocks else 0
+        self._grow_table(stop)
+        new = slice(stop - len(plan.new), stop)
+        old = self.table[row, new][: len(plan.copied)].copy()
+        targets = self._pool.allocate(self.layout.bucket, len(plan.new))
         self.table[row, new], self._owned[row, new] = targets, True
-        if len(new):
-            self._filled[row] = max(int(self._filled[row]), int(new[-1]) + 1)
-        self._spans[row] = Span(plan=plan, pages=self.table[row, plan.blocks], past=self.table[row, :0])
-        self._pool.release(old[old != NO_PAGE], step)
-        self._schedule_events(np.array([row]), np.array([plan.stop]))
-        return jobs
+        if plan.new:
+            self._filled[row] = max(int(self._filled[row]), stop)
+        self._spans[row] = Span(plan=plan, pages=self.table[row, first:stop], past=targets[:0])
+        self._pool.release(old, step)
+        return self._copies(old.tolist(), plan.copied, dict(zip(plan.copied, targets.tolist(), strict=False)))
 
-    def _copies(self, row: int, blocks: np.ndarray, page_of: dict[int, int]) -> list[CopyJob]:
-        sources = self.table[row, self._columns(blocks)].tolist()
+    def _copies(self, sources: list[int], blocks: Sequence[int], page_of: dict[int, int]) -> list[CopyJob]:
         return [
             CopyJob(source=source, target=page_of[block], units=self.layout.page_units)
-            for block, source in zip(blocks.tolist(), sources, strict=True)
+            for block, source in zip(blocks, sources, strict=True)
         ]
 
-    def _let_go(self, plan: BlockPlan, page_of: dict[int, int]) -> tuple[dict[int, int], list[int]]:
-        """Empty the leaving columns and those whose page is replaced. Returns (kept for checkpoints, to be released)."""
-        row, kept, released = plan.row, {}, []
-        promised = {block for blocks in plan.promised.values() for block in blocks.tolist()}
-        recycled = set(plan.recycled.tolist())
-        for column in plan.leaving.tolist():
-            block, page = int(self._ring[row, column - self._ring_start]), int(self.table[row, column])
-            if block in promised and block not in page_of:
-                kept[block] = page
-            elif column not in recycled:
-                released.append(page)
-            self.table[row, column], self._owned[row, column] = NO_PAGE, False
-            self._ring[row, column - self._ring_start] = -1
-        replaced = plan.new[self._holds(row, plan.new)]
-        released += self.table[row, self._columns(replaced)].tolist()
-        return kept, released
-
-    def _store(self, plan: BlockPlan, page_of: dict[int, int]) -> None:
-        """Enter new pages of blocks that the table holds afterwards."""
-        row = plan.row
-        stays = set(plan.table.tolist())
-        entering = np.array([block for block in plan.new.tolist() if block in stays], np.int64)
-        columns = self._columns(entering)
-        self.table[row, columns] = [page_of[block] for block in entering.tolist()]
-        self._owned[row, columns] = True
-        if self._turning:
-            turns = entering >= self._ring_start
-            self._ring[row, columns[turns] - self._ring_start] = entering[turns]
-
-    def _promise(self, plan: BlockPlan, page_of: dict[int, int]) -> None:
+    def _promise(self, plan: BlockPlan, table: list[int], page_of: dict[int, int]) -> None:
         for mark, blocks in plan.promised.items():
-            pages = np.array([page_of.get(block, NO_PAGE) for block in blocks.tolist()], np.int32)
-            here = pages == NO_PAGE
-            assert self._holds(plan.row, blocks[here]).all(), "a checkpoint's blocks are held"
-            pages[here] = self.table[plan.row, self._columns(blocks[here])]
+            assert all(block in page_of or block in plan.stays for block in blocks), "a checkpoint's blocks are held"
+            pages = np.array([page_of[b] if b in page_of else table[self._column(b)] for b in blocks], np.int32)
             self._pool.retain(pages)
-            self._promises.setdefault(plan.row, {})[mark] = Promise(blocks=blocks, pages=pages)
+            self._promises.setdefault(plan.row, {})[mark] = Promise(blocks=np.array(blocks, np.int64), pages=pages)
 
     def _schedule_events(self, rows: np.ndarray, n: np.ndarray) -> None:
         """Note at which ``start`` these rows, with ``n`` tokens, need more than the next row of a page they own."""
@@ -403,11 +405,6 @@ class SingleTypeKVCacheManager:
         """The pages a checkpoint kept, handed over with their references."""
         return self._promises[row].pop(mark)
 
-    def disturb(self, row: int, n: int) -> None:
-        """Pages of this row were shared: its ring may no longer turn on its own."""
-        self.settle(row, n)
-        self._schedule_events(np.array([row]), np.array([n]))
-
     def clear(self, row: int) -> np.ndarray:
         """Forget a row; returns every page it held, for the caller to release."""
         pages = self.held_pages(row)
@@ -437,11 +434,11 @@ class SingleTypeKVCacheManager:
         """Pages that rows will still ask for on their way to ``pages`` blocks, that of a shared block to be copied included."""
         if self._fixed is None:
             return np.maximum(0, pages - self._filled[rows]) + self._to_copy[rows]
-        return np.maximum(0, pages - np.count_nonzero(self._owned[rows], axis=1))
+        return np.maximum(0, pages - self._owned[rows].sum(axis=1))
 
     def num_held(self, row: int) -> int:
         """Different pages that the row has references on."""
-        return len(np.unique(self.held_pages(row))) if self._promises.get(row) else int(self._filled[row])
+        return len(set(self.held_pages(row).tolist())) if self._promises.get(row) else int(self._filled[row])
 
     def remap(self, moved: Remap) -> None:
         """Pages have moved."""
@@ -488,10 +485,13 @@ class SingleTypeKVCacheManager:
 
     def _placed(self, span: Span) -> tuple[np.ndarray, np.ndarray]:
         """Page and row of every token of a span; NO_PAGE where it is not stored."""
-        positions = np.arange(span.plan.start, span.plan.stop)
-        blocks = positions // self._block
-        if not len(span.pages):
-            return np.full(len(positions), NO_PAGE, np.int32), (positions % self._block).astype(np.int32)
-        at = np.minimum(np.searchsorted(span.plan.blocks, blocks), len(span.pages) - 1)
-        stored = (span.plan.blocks[at] == blocks) & (positions >= span.plan.write_from)
-        return np.where(stored, span.pages[at], NO_PAGE).astype(np.int32), (positions % self._block).astype(np.int32)
+        plan, size = span.plan, self._block
+        pages = np.full(plan.stop - plan.start, NO_PAGE, np.int32)
+        if self._fixed is None:
+            skipped = plan.write_from % size
+            stored = pages[max(0, plan.write_from - plan.start) :]
+            stored[:] = np.repeat(span.pages, size)[skipped : skipped + len(stored)]
+        else:
+            for block, page in zip(plan.blocks, span.pages.tolist(), strict=True):
+                pages[max(block * size - plan.start, 0) : (block + 1) * size - plan.start] = page
+        return pages, np.arange(plan.start, plan.stop, dtype=np.int32) % np.int32(size)

@@ -149,8 +149,10 @@ class PagePool:
         per_slab = self._per_slab[bucket]
         if count < 0 or count > int(self._counts[bucket, _FREE]) + self._num_free_slabs * per_slab:
             raise AssertionError(f"allocate({bucket}, {count}) without asking ready()")
-        if count == 1:
-            return self._allocate_one(bucket)
+        if not count:
+            return np.zeros(0, np.int32)
+        if (pages := self._allocate_in_one(bucket, count)) is not None:
+            return pages
         ids, slabs = self._pick(bucket, count)
         self._references[ids] = 1
         self._flat_states[ids] = _HELD
@@ -160,23 +162,29 @@ class PagePool:
 
     def retain(self, pages: npt.ArrayLike) -> None:
         """One more request reference per entry of ``pages``; cached pages become held."""
+        if not np.size(pages):
+            return
         ids, times = _tally(self._live(pages))
-        self._settle(ids, self._references[ids] + times, self._uses[ids])
+        self._references[ids] += times
+        self._transition(ids, self._flat_states[ids], np.full(len(ids), _HELD, np.uint8))
 
     def release(self, pages: npt.ArrayLike, step: int | None = None) -> None:
         """One reference fewer per entry; where a step is named, it takes the references over until ``retire``.
 
         AssertionError, and no change, where a page is not held often enough, is unknown, or is pinned and would go.
         """
+        if not np.size(pages):
+            return
         rows = self._live(pages)
         ids, times = _tally(rows)
         self._demand(self._references[ids] - self._in_flight[ids] >= times, ids, "released more often than held")
         if step is None:
             self._settle(ids, self._references[ids] - times, self._uses[ids])
-        elif len(ids):
+        else:
             self._in_flight[ids] += times
             self._limbo.append((step, rows))
-            self._settle(ids, self._references[ids], self._uses[ids])
+            after = np.where(self._references[ids] > self._in_flight[ids], _HELD, _LIMBO).astype(np.uint8)
+            self._transition(ids, self._flat_states[ids], after)
 
     def keep(self, pages: npt.ArrayLike) -> None:
         """One more use by the prefix index per entry of ``pages``; what is held, cached or in limbo stays so."""
@@ -240,11 +248,11 @@ class PagePool:
         """Row of every page in the bookkeeping, and whether it is the address of a page at present."""
         offsets = np.asarray(pages, dtype=np.int64).reshape(-1)
         slab = offsets // self.layout.slab_units
-        if len(slab) and not 0 <= slab.min() <= slab.max() < self.layout.num_slabs:
+        # Unsigned, what is negative is too large.
+        if len(slab) and slab.view(np.uint64).max() >= self.layout.num_slabs:
             raise AssertionError(f"no page of this arena: {offsets[(slab < 0) | (slab >= self.layout.num_slabs)][:8]}")
-        rest, units = offsets - slab * self.layout.slab_units, self._slab_page_units[slab]
-        index = rest // units
-        return slab * self._width + index, (index * units == rest) & (index < self._slab_pages[slab])
+        index, inside = np.divmod(offsets - slab * self.layout.slab_units, self._slab_page_units[slab])
+        return slab * self._width + index, (inside == 0) & (index < self._slab_pages[slab])
 
     def _live(self, pages: npt.ArrayLike) -> Ids:
         """Rows of pages that are not free. AssertionError where one is."""
@@ -313,22 +321,23 @@ class PagePool:
 
     # -- allocation
 
-    def _allocate_one(self, bucket: int) -> Pages:
-        """What ``_pick`` and ``_occupy`` do, for one page in scalar steps: most calls of steady decoding."""
+    def _allocate_in_one(self, bucket: int, count: int) -> Pages | None:
+        """What ``_pick`` and ``_occupy`` do where one slab has it all, as nearly always; None where none has."""
         per_slab, room = self._per_slab[bucket], self._room[bucket]
         slab = int(room.argmin())
-        if room[slab] == _NO_ROOM:
-            slab = int(self._take_slabs(bucket, 1)[0])
-        index = int(self._states[slab, :per_slab].argmin())
+        free = int(room[slab])
+        if count > (per_slab if free == _NO_ROOM else free):
+            return None
+        if free == _NO_ROOM:
+            slab, free = int(self._take_slabs(bucket, 1)[0]), per_slab
+        index = (self._states[slab, :per_slab] == _FREE).nonzero()[0][:count]
         self._states[slab, index] = _HELD
         self._references[slab * self._width + index] = 1
-        used = int(self._used[slab]) + 1
-        self._used[slab] = used
-        room[slab] = per_slab - used if used < per_slab else _NO_ROOM
-        counts = self._counts[bucket]
-        counts[_FREE] -= 1
-        counts[_HELD] += 1
-        return np.array([slab * self.layout.slab_units + index * self.layout.page_units[bucket]], np.int32)
+        self._used[slab] = per_slab - free + count
+        room[slab] = free - count or _NO_ROOM
+        self._counts[bucket, _FREE] -= count
+        self._counts[bucket, _HELD] += count
+        return (slab * self.layout.slab_units + index * self.layout.page_units[bucket]).astype(np.int32)
 
     def _pick(self, bucket: int, count: int) -> tuple[Ids, Ids]:
         """Rows of ``count`` free pages, and their slabs in the same order: the fullest slabs first, then new ones.

@@ -244,7 +244,7 @@ class Toy:
             return dict(zip(blocks.tolist(), manager.table[row, blocks].tolist(), strict=True))
         steady, ring = bool(manager._steady[row]), manager._ring[row].copy()
         manager.settle(row, self.cache.scheduled(self.requests[name]))
-        blocks = manager.held_blocks(row)
+        blocks = np.array(sorted(manager.held_blocks(row)), np.int64)
         pages = manager.pages_of(row, blocks)
         manager._steady[row], manager._ring[row] = steady, ring
         return dict(zip(blocks.tolist(), pages.tolist(), strict=True))
