@@ -1,4 +1,4 @@
-"""Products of a few rows with a weight matrix, at the speed at which memory gives the weights.
+"""Products of rows with a weight matrix: few at the speed at which memory gives the weights, many where torch is slower.
 
 Owns the calls of csrc/linear.cpp. ``reference.py`` says what they compute.
 """
@@ -14,7 +14,10 @@ from torch import Tensor
 from octavo.kernels.library import Library, library, type_number
 
 MAX_ROWS = 32
-"""Rows beyond which torch's matrix product is as fast."""
+"""Rows beyond which torch's matrix product is as fast, except for bfloat16 without instructions of its own (``EMULATING``)."""
+
+EMULATING: Final = ("avx2", "avx512")
+"""Instruction sets on which torch multiplies many rows of bfloat16 several times slower than these kernels."""
 
 GATES: Final = {"silu": 0, "gelu": 1, "gelu_pytorch_tanh": 2}
 """Gate activations, by Transformers' name, and their numbers in C."""
@@ -29,24 +32,25 @@ class _Call(ctypes.Structure):
         ("type", ctypes.c_int32),
         ("gate", ctypes.c_int32),
         ("items", ctypes.c_void_p),
-        ("rows", ctypes.c_int64),
-        ("chunk", ctypes.c_int64),
+        *((name, ctypes.c_int64) for name in ("row", "chunk")),
     )
 
 
 def takes(x: Tensor, weight: Tensor) -> bool:
-    """Whether ``linear`` computes x [..., K] @ weight [N, K]^T here: few rows on a CPU, of a dtype and width it knows."""
-    size = weight.shape[1]
+    """Whether ``linear`` computes x [..., K] @ weight [N, K]^T here: on a CPU, of a dtype and width it knows, few rows or
+    such as torch is slow with."""
+    size, kernels = weight.shape[1], library()
     return (
-        0 < x.numel() <= MAX_ROWS * size
-        and size % 32 == 0
+        kernels is not None
         and x.is_cpu
         and weight.is_cpu
         and x.dtype == weight.dtype
+        and size % 32 == 0
+        and x.numel() > 0
+        and (x.numel() <= MAX_ROWS * size or (x.dtype == torch.bfloat16 and kernels.isa in EMULATING))
         and type_number(x.dtype) is not None
         and not (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad))
         and weight.is_contiguous()
-        and library() is not None
     )
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from octavo.kernels import reference
 from octavo.kernels.library import levels, library
-from octavo.kernels.linear import GATES, gated, linear, takes
+from octavo.kernels.linear import EMULATING, GATES, gated, linear, takes
 
 pytestmark = pytest.mark.skipif(not levels(), reason="no compiled kernels")
 
@@ -47,6 +47,19 @@ def test_linear_and_gated(
 
 
 @pytest.mark.parametrize("isa", levels())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [96, 1024])
+def test_many_rows_give_each_what_few_give(isa: str, dtype: torch.dtype, size: int) -> None:
+    generator = torch.Generator().manual_seed(size)
+    x, weight, up = (torch.randn(count, size, generator=generator).to(dtype) for count in (515, 101, 101))
+    many, both = linear(x, weight, kernels=library(isa)), gated(x, weight, up, "silu", kernels=library(isa))
+    torch.testing.assert_close(many.double(), reference.linear(x, weight), atol=1e-2 * size**0.5, rtol=TOLERANCE[dtype])
+    for part in (slice(0, 1), slice(2, 4), slice(255, 258), slice(508, 515)):
+        assert torch.equal(many[part], linear(x[part], weight, kernels=library(isa)))
+        assert torch.equal(both[part], gated(x[part], weight, up, "silu", kernels=library(isa)))
+
+
+@pytest.mark.parametrize("isa", levels())
 def test_extremes_stay_what_they_are(isa: str) -> None:
     x = torch.eye(32)[:4].contiguous()
     weight = torch.tensor([[-1e30, -90.0, 0.0, 90.0]]).T.repeat(1, 32).contiguous()
@@ -65,5 +78,6 @@ def test_what_is_left_to_torch() -> None:
         assert not takes(x.double(), weight.double())
         assert not takes(x.bfloat16(), weight)
         assert not takes(torch.randn(33, 64), weight)
+        assert takes(torch.randn(33, 64).bfloat16(), weight.bfloat16()) == (getattr(library(), "isa", None) in EMULATING)
         assert not takes(torch.randn(0, 64), weight)
     assert not takes(x, weight.requires_grad_())

@@ -1,5 +1,6 @@
-// y = x W^T + bias for a few rows of x: W is read once, at the speed of memory. And the same for gated MLPs, with both halves
-// and the activation in one pass.
+// y = x W^T + bias. For a few rows of x, W is read once, at the speed of memory; for many, some of it stays in L2 while all of x
+// goes by. And the same for gated MLPs, with both halves and the activation in one pass. A row's result does not depend on how
+// many rows there are.
 //
 // reference: octavo/kernels/reference.py, linear and gated.
 
@@ -17,9 +18,9 @@ struct Linear {
     void* y;             // [m, n], contiguous
     int64_t m, n, size, x_row;
     int32_t type, gate;
-    // x as the policy takes it: [m rounded up to the rows of a tile, size], zero below.
+    // A block of x as the policy takes it: [rows, row], padded with zero rows to those of a tile.
     const void* items;
-    int64_t rows, chunk;
+    int64_t row, chunk;
 };
 
 static inline vec gated(int32_t gate, vec g, vec u) {
@@ -34,7 +35,69 @@ static inline vec gated(int32_t gate, vec g, vec u) {
     return load(parts) * u;
 }
 
-// Outputs [m, m + M) of weight rows [n, n + N).
+// How products are summed. A vector of W words holds `elements` weights for each lane; `parts` vectors of x belong to it.
+struct Whole {
+    typedef float item;
+    static constexpr int elements = 1, parts = 1;
+    static inline vec weights(const float* from, int) { return load(from); }
+    static inline vec get(const float* from) { return load(from); }
+    static inline vec madd(vec sum, vec a, vec b) { return sum + a * b; }
+    static void copy_row(float* to, const float* from, int64_t size) { memcpy(to, from, 4 * size); }
+};
+#if defined(OCTAVO_PAIRS)
+struct Paired {
+    typedef uint32_t item;
+    static constexpr int elements = 2, parts = 1;
+    static inline uvec weights(const bf16* from, int) { return Pairs::get(from); }
+    static inline uvec get(const uint32_t* from) { return Pairs::get(from); }
+    static inline vec madd(vec sum, uvec a, uvec b) { return pairs(sum, a, b); }
+    static void copy_row(uint32_t* to, const bf16* from, int64_t size) { memcpy(to, from, 2 * size); }
+};
+typedef Paired Brain;
+#else
+// The even weights are the low halves of words, the odd ones the high halves; x has W even elements, then W odd ones, and so on.
+struct Halves {
+    typedef float item;
+    static constexpr int elements = 2, parts = 2;
+    static inline vec weights(const bf16* from, int part) {
+        uvec words;
+        memcpy(&words, from, sizeof words);
+        return (vec)(part ? words & 0xffff0000u : words << 16);
+    }
+    static inline vec get(const float* from) { return load(from); }
+    static inline vec madd(vec sum, vec a, vec b) { return sum + a * b; }
+    static void copy_row(float* to, const bf16* from, int64_t size) {
+        for (int64_t k = 0; k < size; k += 2 * W) {
+            for (int part = 0; part < 2; part++) store(to + k + part * W, weights(from + k, part));
+        }
+    }
+};
+typedef Halves Brain;
+#endif
+
+// W products at once: out[i * N + j] = row i of x times weight row b[j], for i < M and j < N = W / M.
+template <class P, int M, class T>
+static inline vec products(const typename P::item* x, int64_t row, const T* const* b, int64_t size) {
+    constexpr int N = W / M;
+    vec acc[W] = {};
+    for (int64_t k = 0; k < size; k += W * P::elements) {
+#pragma GCC unroll 2
+        for (int part = 0; part < P::parts; part++) {
+            decltype(P::weights(b[0], 0)) right[N];
+#pragma GCC unroll 16
+            for (int j = 0; j < N; j++) right[j] = P::weights(b[j] + k, part);
+#pragma GCC unroll 16
+            for (int i = 0; i < M; i++) {
+                auto left = P::get(x + i * row + k / P::elements * P::parts + part * W);
+#pragma GCC unroll 16
+                for (int j = 0; j < N; j++) acc[i * N + j] = P::madd(acc[i * N + j], left, right[j]);
+            }
+        }
+    }
+    return sums(acc);
+}
+
+// Outputs [m, m + M) of weight rows [n, n + N), those below `last`.
 template <class P, int M, class T>
 static inline void tile(const Linear& call, int64_t m, int64_t n, int64_t last) {
     constexpr int N = W / M;
@@ -45,15 +108,22 @@ static inline void tile(const Linear& call, int64_t m, int64_t n, int64_t last) 
         b[j] = weight + at;
         c[j] = up + (up ? at : 0);
     }
-    int64_t row = call.size / P::elements;
-    const typename P::item* x = (const typename P::item*)call.items + m * row;
-    vec out = dots<P, M, T>(x, row, b, call.size);
-    if (up) out = gated(call.gate, through((T*)0, out), through((T*)0, dots<P, M, T>(x, row, c, call.size)));
-    float parts[W];
+    const typename P::item* x = (const typename P::item*)call.items + m * call.row;
+    vec out = products<P, M, T>(x, call.row, b, call.size);
+    if (up) out = gated(call.gate, through((T*)0, out), through((T*)0, products<P, M, T>(x, call.row, c, call.size)));
+    if (bias) {
+        float added[W];
+        for (int i = 0; i < W; i++) added[i] = to_float(bias[min64(n + i % N, call.n - 1)]);
+        out += load(added);
+    }
+    T parts[W];
     store(parts, out);
-    for (int i = 0; i < M && m + i < call.m; i++) {
-        T* y = (T*)call.y + (m + i) * call.n + n;
-        for (int j = 0; j < N && n + j < last; j++) from_float(y + j, parts[i * N + j] + (bias ? to_float(bias[n + j]) : 0.0f));
+    int64_t count = min64(M, call.m - m), columns = min64(N, last - n);
+    T* y = (T*)call.y + m * call.n + n;
+    if (count == M && columns == N) {
+        for (int i = 0; i < M; i++) memcpy(y + i * call.n, parts + i * N, N * sizeof(T));
+    } else {
+        for (int i = 0; i < count; i++) memcpy(y + i * call.n, parts + i * N, columns * sizeof(T));
     }
 }
 
@@ -61,13 +131,13 @@ static inline void tile(const Linear& call, int64_t m, int64_t n, int64_t last) 
 template <class P, int M, class T>
 static void rows_of(const Linear& call, int64_t first, int64_t last) {
     constexpr int N = W / M;
-    constexpr int64_t GROUP_BYTES = 64 << 10, AHEAD_BYTES = 16 << 10;
+    constexpr int64_t GROUP_BYTES = 128 << 10, AHEAD_BYTES = 16 << 10;
     int64_t bytes = call.size * (int64_t)sizeof(T);
-    int64_t group = call.rows > M ? round_up(max64(1, GROUP_BYTES / bytes), N) : N;
+    int64_t group = call.m > M ? round_up(max64(1, GROUP_BYTES / bytes), N) : N;
     int64_t ahead = round_up(max64(1, AHEAD_BYTES / bytes), N);
     for (int64_t low = first; low < last; low += group) {
         int64_t high = min64(low + group, last);
-        for (int64_t m = 0; m < call.rows; m += M) {
+        for (int64_t m = 0; m < call.m; m += M) {
             for (int64_t n = low; n < high; n += N) {
                 for (int j = 0; m == 0 && j < N && n + ahead + j < call.n; j++) {
                     prefetch((const T*)call.weight + (n + ahead + j) * call.size, bytes);
@@ -85,23 +155,23 @@ static void item(void* context, int64_t number) {
     rows_of<P, M, T>(call, number * call.chunk, min64((number + 1) * call.chunk, call.n));
 }
 
-static inline void copy_row(float* to, const float* from, int64_t size) { memcpy(to, from, 4 * size); }
-static inline void copy_row(float* to, const bf16* from, int64_t size) {
-    for (int64_t k = 0; k < size; k += W) store(to + k, load(from + k));
-}
-static inline void copy_row(uint32_t* to, const bf16* from, int64_t size) { memcpy(to, from, 2 * size); }
-
 template <class P, int M, class T>
 static void run(Linear call, int threads) {
-    constexpr int64_t JOB_BYTES = 96 << 10;
-    call.rows = round_up(call.m, M);
-    int64_t row = call.size / P::elements;
-    typename P::item* x = (typename P::item*)octavo_scratch(SLOT_SHARED, call.rows * row * 4);
-    for (int64_t m = 0; m < call.m; m++) copy_row(x + m * row, (const T*)call.x + m * call.x_row, call.size);
-    memset(x + call.m * row, 0, (call.rows - call.m) * row * 4);
-    call.items = x;
+    constexpr int64_t BLOCK = 256, JOB_BYTES = 96 << 10;
+    static_assert(BLOCK % M == 0, "only the last block is padded");
+    int64_t count = call.m;
+    call.row = call.size / P::elements * P::parts;
     call.chunk = round_up(max64(1, JOB_BYTES / (call.size * (int64_t)sizeof(T))), W);
-    octavo_parallel(threads, (call.n + call.chunk - 1) / call.chunk, item<P, M, T>, &call);
+    typename P::item* x = (typename P::item*)octavo_scratch(SLOT_SHARED, round_up(min64(count, BLOCK), M) * call.row * 4);
+    call.items = x;
+    for (int64_t first = 0; first < count; first += BLOCK) {
+        call.m = min64(BLOCK, count - first);
+        for (int64_t m = 0; m < call.m; m++) P::copy_row(x + m * call.row, (const T*)call.x + m * call.x_row, call.size);
+        memset(x + call.m * call.row, 0, (round_up(call.m, M) - call.m) * call.row * 4);
+        octavo_parallel(threads, (call.n + call.chunk - 1) / call.chunk, item<P, M, T>, &call);
+        call.x = (const T*)call.x + BLOCK * call.x_row;
+        call.y = (T*)call.y + BLOCK * call.n;
+    }
 }
 
 template <class P, class T>
@@ -116,10 +186,6 @@ static void by_rows(const Linear& call, int threads) {
 // size: a multiple of 32. x, weight, bias and y have one type.
 OCTAVO_EXPORT(linear)(const OCTAVO_ISA::Linear* call, int threads) {
     using namespace OCTAVO_ISA;
-    if (call->type == TYPE_FLOAT32) return by_rows<Floats, float>(*call, threads);
-#if defined(OCTAVO_PAIRS)
-    by_rows<Pairs, bf16>(*call, threads);
-#else
-    by_rows<Floats, bf16>(*call, threads);
-#endif
+    if (call->type == TYPE_FLOAT32) return by_rows<Whole, float>(*call, threads);
+    by_rows<Brain, bf16>(*call, threads);
 }
