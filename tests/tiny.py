@@ -16,6 +16,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from tests import tiny_compressed, tiny_delta, tiny_latent, tiny_ssm
 
 VOCAB = 384
+TIE = 1e-4
+"""Logits nearer than this are as good as equal in float32."""
 FULL, SLIDING = "full_attention", "sliding_attention"
 BASE = MappingProxyType(
     {
@@ -363,3 +365,15 @@ def greedy(name: str, ids: list[int], count: int) -> tuple[list[int], float]:
         gap = min(gap, float(best.values[0] - best.values[1]))
         made.append(int(best.indices[0]))
     return made, gap
+
+
+def check_greedy(name: str, ids: list[int], made: list[int]) -> float:
+    """Assert that ``made`` is what greedy choice continues ``ids`` with; returns the smallest top-2 gap on the way.
+
+    One forward pass without a cache says it for all tokens: each is the likeliest behind those before it. Nothing is asserted
+    where the gap is below ``TIE``, since either token would do.
+    """
+    best = logits(name, ids + made[:-1])[len(ids) - 1 :].topk(2)
+    gap = float((best.values[:, 0] - best.values[:, 1]).min())
+    assert gap <= TIE or best.indices[:, 0].tolist() == made, f"{name}: not the likeliest tokens"
+    return gap

@@ -54,17 +54,15 @@ def cuts(length: int, rng: np.random.Generator, most: int) -> list[int]:
 def test_greedy_tokens_equal_transformers(name: str, blocks: tuple[int, ...], most: int, checkpoints: Path) -> None:
     runner = make_runner(name, checkpoints, blocks)
     ids, maker, rng = tiny.prompt(61), PlanMaker(runner.layout, 1, shuffle=most), np.random.default_rng(most)
-    expected, gap = tiny.greedy(name, ids, 12)
-    assert gap > 1e-4, "a tie: choose another prompt"
     done, result = 0, None
     for length in cuts(len(ids), rng, most):
         result = runner.execute(maker.plan([Chunk(0, ids[done : done + length], samples=done + length == len(ids))]))
         done += length
     assert result is not None
     made = [result.tokens["0"]]
-    while len(made) < len(expected):
+    while len(made) < 12:
         made.append(runner.execute(maker.plan([Chunk(0, made[-1:])])).tokens["0"])
-    assert made == expected
+    assert tiny.check_greedy(name, ids, made) > tiny.TIE, "a tie: choose another prompt"
 
 
 @pytest.mark.parametrize("name", tiny.SPECS)
