@@ -86,6 +86,11 @@ static inline vec products(const typename P::item* x, int64_t row, const T* cons
             decltype(P::weights(b[0], 0)) right[N];
 #pragma GCC unroll 16
             for (int j = 0; j < N; j++) right[j] = P::weights(b[j] + k, part);
+            if (M > 2 && part == 0) {
+                // The rows of the next tile, from L2; behind the last row nothing is read.
+#pragma GCC unroll 16
+                for (int j = 0; j < N; j++) __builtin_prefetch(b[j] + k + N * size, 0, 3);
+            }
 #pragma GCC unroll 16
             for (int i = 0; i < M; i++) {
                 auto left = P::get(x + i * row + k / P::elements * P::parts + part * W);
