@@ -267,16 +267,18 @@ class KVCacheCoordinator:
         due = [group.next_event[rows] <= n for group in self.groups]
         if rolls.any() and self.pool.fits(self._most_turns(due, rolls)):
             self.kept_at[rows[rolls]] = n[rolls]
+            changes = [self.groups[index].keep(rows[rolls], n[rolls]) for index in self.rolling]
+            self.pool.keep(np.concatenate([kept for kept, _ in changes]))
+            self.pool.drop(np.concatenate([dropped for _, dropped in changes]))
             for index in self.rolling:
-                self.groups[index].keep(rows[rolls], n[rolls])
                 due[index] |= rolls
         plans = [(i, self.groups[i].plan_turn(rows[at], n[at])) for i, at in enumerate(due) if at.any()]
         wanted = self.wanted(plans)
         if not self.pool.fits(wanted):
             return False
         self.make_ready(wanted)
-        for index, plan in plans:
-            self.groups[index].turn(plan, step)
+        gone = [self.groups[index].turn(plan) for index, plan in plans]
+        self.pool.release(np.concatenate(gone) if gone else [], step)
         return True
 
     def _most_turns(self, due: Sequence[np.ndarray], rolls: np.ndarray) -> list[int]:

@@ -298,48 +298,56 @@ class SingleTypeKVCacheManager:
         reuses[reuses] = self._pool.exclusive(self.table[rows[reuses], column[reuses]])
         return TurnPlan(rows=rows, n=n, column=column, ring=ring, fills=fills, reuses=reuses)
 
-    def turn(self, plan: TurnPlan, step: int) -> None:
-        """Carry a plan out in step ``step``. The pool must be ready for ``plan.wanted`` pages."""
+    def turn(self, plan: TurnPlan) -> np.ndarray:
+        """Carry a plan out; returns the pages let go, for the caller to release. The pool must be ready for ``plan.wanted``."""
         rows, fills = plan.rows[plan.fills], plan.column[plan.fills]
-        moved = (plan.fills & ~plan.reuses)[plan.fills]
+        moved = ~plan.reuses[plan.fills]
+        takers, into = rows[moved], fills[moved]
         self._ring[plan.rows], self._steady[plan.rows] = plan.ring, False
         if self._fixed is None and len(fills):
             self._grow_table(int(fills.max()) + 1)
-        old = self.table[rows[moved], fills[moved]]
+        old = self.table[takers, into]
         if self.law.reads_before_writing:
-            self._past[rows[moved]], self._turned[rows[moved]] = self.table[rows[moved]], True
-        self.table[rows[moved], fills[moved]] = self._pool.allocate(self.layout.bucket, plan.wanted)
+            self._past[takers], self._turned[takers] = self.table[takers], True
+        self.table[takers, into] = self._pool.allocate(self.layout.bucket, len(takers))
         self._owned[rows, fills] = True
-        self._filled[rows[moved]] += old == NO_PAGE
+        replaced = old != NO_PAGE
+        self._filled[takers] += ~replaced
         if self._turning:
             turns = fills >= self._ring_start
             self._ring[rows[turns], fills[turns] - self._ring_start] = (plan.n // self._block)[plan.fills][turns]
-        self._pool.release(old[old != NO_PAGE], step)
+        gone = old[replaced]
         if self.law.next_release(0) is not None:
-            self._hand_back(plan, step)
+            gone = np.concatenate([gone, self._hand_back(plan)])
         self._schedule_events(plan.rows, plan.n + 1)
+        return gone
 
-    def _hand_back(self, plan: TurnPlan, step: int) -> None:
+    def _hand_back(self, plan: TurnPlan) -> np.ndarray:
         """Let everything go that is no longer needed; other laws keep it until its column is wanted."""
         ring = self._ring[plan.rows]
         at, turns = np.nonzero((ring >= 0) & (ring < (self.law.first(plan.n) // self._block)[:, None]))
         rows, columns = plan.rows[at], turns + self._ring_start
-        self._pool.release(self.table[rows, columns], step)
+        gone = self.table[rows, columns]
         self.table[rows, columns], self._owned[rows, columns], self._ring[rows, turns] = NO_PAGE, False, -1
         np.subtract.at(self._filled, rows, 1)
+        return gone
 
     # -- the newest checkpoint of decoding ---------------------------------------------------------------------------------
 
-    def keep(self, rows: np.ndarray, n: np.ndarray) -> None:
-        """Keep, unreferenced, the pages that resuming at ``n`` needs, instead of those kept so far. A turn must follow."""
+    def keep(self, rows: np.ndarray, n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Keep, unreferenced, the pages that resuming at ``n`` needs, instead of those kept so far. A turn must follow.
+
+        Returns the pages for the caller to keep, and to drop.
+        """
         ring, first = self._settled(rows, n), self.law.first(n) // self._block
-        turning = (ring >= first[:, None]) & (ring >= 0) & (ring * self._block < n[:, None])
-        fixed = np.arange(self._ring_start) * self._block < np.minimum(self.law.prefix or 0, n)[:, None]
-        pages, old = np.where(np.concatenate([fixed, turning], axis=1), self.table[rows], NO_PAGE), self.kept[rows]
+        wanted = (ring >= first[:, None]) & (ring >= 0) & (ring * self._block < n[:, None])
+        if self._ring_start:
+            fixed = np.arange(self._ring_start) * self._block < np.minimum(self.law.prefix or 0, n)[:, None]
+            wanted = np.concatenate([fixed, wanted], axis=1)
+        pages, old = np.where(wanted, self.table[rows], NO_PAGE), self.kept[rows]
         changed = pages != old
-        self._pool.keep(pages[changed & (pages != NO_PAGE)])
-        self._pool.drop(old[changed & (old != NO_PAGE)])
         self.kept[rows] = pages
+        return pages[changed & wanted], old[changed & (old != NO_PAGE)]
 
     def kept_pages(self, row: int, blocks: np.ndarray) -> np.ndarray:
         """The pages of blocks that are all kept."""

@@ -473,7 +473,8 @@ def _tally(ids: Ids) -> tuple[Ids, Any]:
     if len(ids) < 2:
         return ids, 1
     ordered = np.sort(ids)
-    if (ordered[1:] != ordered[:-1]).all():
+    new = ordered[1:] != ordered[:-1]
+    if new.all():
         return ordered, 1
-    unique, times = np.unique(ordered, return_counts=True)
-    return unique, times.astype(np.int32)
+    edges = np.concatenate([[0], new.nonzero()[0] + 1, [len(ordered)]])
+    return ordered[edges[:-1]], (edges[1:] - edges[:-1]).astype(np.int32)

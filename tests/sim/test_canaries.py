@@ -76,16 +76,12 @@ def forks_write_where_their_source_does(patch: pytest.MonkeyPatch) -> None:
 
 
 def rings_turn_over_forks(patch: pytest.MonkeyPatch) -> None:
-    """A source's ring goes on turning over pages that its fork still reads."""
-    fork = SingleTypeKVCacheManager.fork
+    """A ring goes on turning over pages that a fork still reads."""
 
-    def unnoticed(self: SingleTypeKVCacheManager, source: int, row: int, n: int) -> np.ndarray:
-        steady, event = self._steady[source], self.next_event[source]
-        pages = fork(self, source, row, n)
-        self._steady[source], self.next_event[source] = steady, event
-        return pages
+    def unshared(self: PagePool, pages: np.ndarray) -> np.ndarray:
+        return (self.uses(pages) == 0) & (self.in_flight(pages) == 0)
 
-    patch.setattr(SingleTypeKVCacheManager, "fork", unnoticed)
+    patch.setattr(PagePool, "exclusive", unshared)
 
 
 def copies_forgotten(patch: pytest.MonkeyPatch) -> None:
@@ -107,9 +103,9 @@ def rolling_checkpoints_stay_behind(patch: pytest.MonkeyPatch) -> None:
     """A decoding request offers what it kept at an earlier unit as what its last one needs."""
     keep = SingleTypeKVCacheManager.keep
 
-    def once(self: SingleTypeKVCacheManager, rows: np.ndarray, n: np.ndarray) -> None:
+    def once(self: SingleTypeKVCacheManager, rows: np.ndarray, n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         first = (self.kept[rows] == NO_PAGE).all(axis=1)
-        keep(self, rows[first], n[first])
+        return keep(self, rows[first], n[first])
 
     patch.setattr(SingleTypeKVCacheManager, "keep", once)
 
