@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from octavo.base import NO_PAGE, Interval, blocks_of, ceil_div
+from octavo.base import NO_PAGE, blocks_of, ceil_div
 from octavo.cache.block_plan import NEVER, BlockPlan, Promise, Span, TurnPlan, blocks_in
 from octavo.cache.group_step import CopyJob, GroupStep
 from octavo.cache.layout import GroupLayout
@@ -77,12 +77,9 @@ class SingleTypeKVCacheManager:
         self.table = np.pad(self.table, more, constant_values=NO_PAGE)
         self._owned = np.pad(self._owned, more)
 
-    def _blocks(self, intervals: Sequence[Interval]) -> np.ndarray:
-        return blocks_in(intervals, self._block)
-
     def blocks_needed(self, n: int) -> np.ndarray:
         """Blocks that computing token ``n`` needs, ascending."""
-        return self._blocks(self.law.needs(n))
+        return blocks_in(self.law.needs(n), self._block)
 
     def _column(self, block: int) -> int:
         start = self._ring_start
@@ -131,10 +128,7 @@ class SingleTypeKVCacheManager:
         return ceil_div(stop, self._block) - min(oldest, start) // self._block > self._turning
 
     def plan(self, row: int, start: int, stop: int, *, marks: Sequence[int] = (), write_from: int = 0) -> BlockPlan:
-        """What tokens ``[start, stop)`` need, with checkpoints after ``marks`` tokens. Changes nothing; settle first.
-
-        Plain integers throughout: a ring has few blocks, and what a group adds that never lets go is one range.
-        """
+        """What tokens ``[start, stop)`` need, with checkpoints after ``marks`` tokens. Changes nothing; settle first."""
         assert start < stop and all(start < mark <= stop for mark in marks)
         if self._fixed is None:
             return self._plan_append(row, start, stop, max(start, write_from))
@@ -335,10 +329,7 @@ class SingleTypeKVCacheManager:
     # -- the newest checkpoint of decoding ---------------------------------------------------------------------------------
 
     def keep(self, rows: np.ndarray, n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Keep, unreferenced, the pages that resuming at ``n`` needs, instead of those kept so far. A turn must follow.
-
-        Returns the pages for the caller to keep, and to drop.
-        """
+        """Note the pages that resuming at ``n`` needs. Returns those to keep now, and those to drop. A turn must follow."""
         ring, first = self._settled(rows, n), self.law.first(n) // self._block
         wanted = (ring >= first[:, None]) & (ring >= 0) & (ring * self._block < n[:, None])
         if self._ring_start:
