@@ -6,6 +6,7 @@ Every kernel file is compiled once per instruction set. Without a compiler the i
 from __future__ import annotations
 
 import platform
+import runpy
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -46,7 +47,8 @@ class BuildKernels(build_ext):
         """Raises CompileError without a compiler; setuptools then goes on, since the extension is optional."""
         headers = sorted(map(str, SOURCES.glob("*.h")))
         shared = str(SOURCES / "pool.cpp")
-        objects = self._compile([shared], "shared", [], headers)
+        made_of = runpy.run_path("octavo/kernels/sources.py")["digest"](SOURCES)
+        objects = self._compile([shared], "shared", [f'-DOCTAVO_SOURCES="{made_of}"'], headers)
         kernels = sorted(path for path in map(str, SOURCES.glob("*.cpp")) if path != shared)
         for isa, flags in ISAS.items():
             objects += self._compile(kernels, isa, [f"-DOCTAVO_ISA={isa}", *flags], headers)

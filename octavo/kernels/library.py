@@ -19,8 +19,10 @@ from typing import Any
 import torch
 
 from octavo.base import ConfigError
+from octavo.kernels.sources import digest
 
 PATH = Path(__file__).with_name("libkernels.so")
+SOURCES = Path(__file__).with_name("csrc")
 
 ISAS = ("portable", "avx2", "avx512", "avx512_bf16")
 """Instruction sets, each with all of those before it, as ``octavo_level`` counts them."""
@@ -53,12 +55,25 @@ class Library:
 
 @functools.cache
 def _loaded() -> ctypes.CDLL | None:
+    reason = "it was not compiled when octavo was installed (that takes a C++17 compiler)"
     try:
-        return ctypes.CDLL(str(PATH))
+        loaded = ctypes.CDLL(str(PATH))
     except OSError as error:
-        reason = str(error) if PATH.exists() else "it was not compiled when octavo was installed (that takes a C++17 compiler)"
-        warnings.warn(f"octavo's CPU kernels ({PATH.name}) cannot be used, torch runs instead: {reason}", stacklevel=2)
+        reason = str(error) if PATH.exists() else reason
+    else:
+        # An installed wheel has no sources, and no way to differ from them.
+        if not SOURCES.is_dir() or _made_of(loaded) == digest(SOURCES):
+            return loaded
+        reason = "it was compiled from other sources than these; install octavo again"
+    warnings.warn(f"octavo's CPU kernels ({PATH.name}) cannot be used, torch runs instead: {reason}", stacklevel=2)
+    return None
+
+
+def _made_of(loaded: ctypes.CDLL) -> str | None:
+    if not hasattr(loaded, "octavo_sources"):
         return None
+    loaded.octavo_sources.restype = ctypes.c_char_p
+    return bytes(loaded.octavo_sources()).decode()
 
 
 def levels() -> tuple[str, ...]:

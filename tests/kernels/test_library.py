@@ -63,3 +63,19 @@ def test_without_the_library_torch_runs_and_it_is_said_once() -> None:
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("nowhere.so") == 1
     assert "torch runs instead" in done.stderr
+
+
+@pytest.mark.skipif(not levels(), reason="no compiled kernels")
+def test_a_library_of_other_sources_is_not_called(tmp_path: Path) -> None:
+    (tmp_path / "other.cpp").write_text("int main() {}")
+    code = "\n".join(
+        (
+            "from pathlib import Path",
+            "from octavo.kernels import library",
+            f"library.SOURCES = Path({str(tmp_path)!r})",
+            "assert not library.available()",
+        )
+    )
+    done = python(code, OCTAVO_KERNELS="1")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("other sources") == 1

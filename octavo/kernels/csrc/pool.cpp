@@ -155,6 +155,9 @@ extern "C" void* octavo_scratch(int slot, size_t bytes) {
     return mine.memory[slot];
 }
 
+// What these kernels were compiled from (octavo/kernels/sources.py).
+extern "C" __attribute__((visibility("default"))) const char* octavo_sources() { return OCTAVO_SOURCES; }
+
 // 0: portable, 1: AVX2, 2: AVX-512, 3: AVX512-BF16. The order of octavo/kernels/library.py.
 extern "C" __attribute__((visibility("default"))) int octavo_level() {
 #if defined(__x86_64__)
