@@ -161,6 +161,8 @@ def from_gguf(file: Path, directory: Path) -> None:
     # What was read from GGUF cannot be saved as it is; a model made of its config can.
     clean = type(read)(read.config).to(torch.bfloat16)
     clean.load_state_dict(read.state_dict())
+    # The weights are not quantised any more.
+    clean.config.__dict__.pop("quantization_config", None)
     clean.save_pretrained(directory)
 
 
