@@ -41,7 +41,8 @@ class Worker:
         self.name, began = name, time.perf_counter()
         environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "4", "VLLM_LOGGING_LEVEL": "ERROR"}
         self._process = subprocess.Popen(
-            [python, str(Path(__file__).resolve()), "--worker", name, model],
+            # Without this folder among the places that modules come from: its files have names that others' packages have.
+            [python, "-P", str(Path(__file__).resolve()), "--worker", name, model],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment,
         )  # fmt: skip
         self.version = str(self._read()["version"])

@@ -5,6 +5,7 @@ Owns configs, seeds and informative random weights. Every value follows from the
 
 from __future__ import annotations
 
+import copy
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -353,6 +354,12 @@ def prompt(length: int, seed: int = 7) -> list[int]:
 def logits(name: str, ids: list[int]) -> torch.Tensor:
     """float32 [len(ids), vocab] from one forward pass without a cache."""
     return build(name)(torch.tensor([ids]), use_cache=False).logits[0].float()
+
+
+@torch.no_grad()
+def exact_logits(name: str, ids: list[int]) -> torch.Tensor:
+    """As ``logits``, computed in float64."""
+    return copy.deepcopy(build(name)).double()(torch.tensor([ids]), use_cache=False).logits[0]
 
 
 @torch.no_grad()

@@ -132,6 +132,11 @@ class Decoder(nn.Module):
         """Checkpoint tensors that repeat another one and may be absent or present."""
         return {"lm_head.weight": "model.embed_tokens.weight"} if self.options.tied_embeddings else {}
 
+    @property
+    def unused(self) -> frozenset[str]:
+        """Weights by module name that a checkpoint may hold and nobody computes with."""
+        return frozenset()
+
     def forward(self, step: Step, caches: LayerCaches) -> Tensor:
         """The step's tokens -> [T, d], what ``head`` takes."""
         hidden = self.embed(step.token_ids)

@@ -6,7 +6,6 @@ those of Hugging Face checkpoints.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import ClassVar
@@ -138,18 +137,18 @@ class PerLayerDecoder(Decoder):
 
     def __init__(self, spec: ModelSpec, *, dtype: torch.dtype, device: Device) -> None:
         super().__init__(spec, dtype=dtype, device=device)
-        self._unused = {
-            f"model.layers.{layer.index}.{mixer}.{name}": f"model.layers.{layer.shares}.{mixer}.{name}"
+        self._unused = frozenset(
+            f"model.layers.{layer.index}.{mixer}.{name}"
             for layer in spec.layers
             if layer.shares is not None
             for mixer, _ in layer.mixers
             for name in ("k_proj.weight", "k_proj.bias", "v_proj.weight", "v_proj.bias", "k_norm.weight")
-        }
+        )
 
     @property
-    def tied(self) -> Mapping[str, str]:
-        """As ``Decoder``; and what checkpoints hold of keys and values for layers that read another's."""
-        return {**super().tied, **self._unused}
+    def unused(self) -> frozenset[str]:
+        """What makes keys and values in layers that read another's."""
+        return self._unused
 
     def forward(self, step: Step, caches: LayerCaches) -> Tensor:
         """The step's tokens -> [T, d], what ``head`` takes."""

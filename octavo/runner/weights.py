@@ -129,6 +129,8 @@ def fill(model: Decoder, weights: Weights, *, family: Family, device: torch.devi
         if name in model.tied:
             repeated[name] = tensor
             continue
+        if name in model.unused:
+            continue
         draft = re.fullmatch(family.drafts, name) if family.drafts else None
         if draft and int(draft[1]) >= len(model.model.layers):
             continue
