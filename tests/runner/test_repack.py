@@ -28,6 +28,7 @@ class Model(nn.Module):
     """Weights of given shapes on the meta device; ``q`` is float32 whatever the rest is."""
 
     tied = MappingProxyType[str, str]({})
+    unused = frozenset[str]()
 
     def __init__(self, **shapes: tuple[int, ...]) -> None:
         super().__init__()
