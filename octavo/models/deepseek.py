@@ -15,7 +15,7 @@ from octavo.base import ConfigError, UnsupportedError
 from octavo.kinds.dsa.spec import SparseLatent
 from octavo.kinds.mla.spec import MultiHeadLatent
 from octavo.models.common import decoder, decoder_options, layers_by_type, listed, refuse
-from octavo.models.moe import ONE_BY_ONE, routed
+from octavo.models.moe import ONE_BY_ONE, behind_dense, corrected, routed
 from octavo.models.weights import embeddings, indexer, latent_attention
 from octavo.spec.family import Family
 from octavo.spec.kind import PLANNING, Config, LayerSpec, count
@@ -157,12 +157,12 @@ def parameters(config: Config) -> int:
     return made + routed(config, len(specs))
 
 
-def _options(config: Config, *, spread: bool, **changes: Any) -> Mapping[str, Any]:
-    """Options of the decoder module. spread: tokens take from the best groups of experts; changes: of ``MoEOptions``."""
-    layers, inner = count(config, "num_hidden_layers"), count(config, "moe_intermediate_size")
-    sparse = tuple(range(count(config, "first_k_dense_replace", 0), layers))
+def v2_options(config: Config) -> Mapping[str, Any]:
+    """Softmax scores as they are; groups, where they count, by their best expert (DeepSeek-V2, section 2.2.2)."""
+    sparse, inner = behind_dense(config), count(config, "moe_intermediate_size")
     if not sparse:
         return decoder_options(config)
+    spread = config["topk_method"] == "group_limited_greedy"
     moe = MoEOptions(
         layers=sparse,
         experts=count(config, "n_routed_experts"),
@@ -172,20 +172,15 @@ def _options(config: Config, *, spread: bool, **changes: Any) -> Mapping[str, An
         scale=float(config["routed_scaling_factor"]),
         groups=count(config, "n_group") if spread else 1,
         active_groups=count(config, "topk_group") if spread else 1,
+        group_best=1,
         wide_router=True,
-        **changes,
     )
     return decoder_options(config, moe=moe)
 
 
-def v2_options(config: Config) -> Mapping[str, Any]:
-    """Softmax scores as they are; groups count by their best expert (DeepSeek-V2, section 2.2.2)."""
-    return _options(config, spread=config["topk_method"] == "group_limited_greedy", group_best=1)
-
-
 def v3_options(config: Config) -> Mapping[str, Any]:
-    """Sigmoid scores, corrected for choosing (DeepSeek-V3, section 2.1.2)."""
-    return _options(config, spread=True, scoring="sigmoid", normalise=bool(config["norm_topk_prob"]), correction=True)
+    """Options of the decoder module."""
+    return decoder_options(config, moe=corrected(config, behind_dense(config)))
 
 
 def _family(

@@ -10,11 +10,10 @@ from dataclasses import replace
 from typing import Any, Final
 
 from octavo.models.common import decoder, decoder_options, typed_layers
-from octavo.models.moe import ONE_BY_ONE, heads, routed
+from octavo.models.moe import ONE_BY_ONE, behind_dense, corrected, heads, routed
 from octavo.models.weights import embeddings
 from octavo.models.windowed import full_everywhere
-from octavo.spec.kind import Config, count
-from octavo.spec.moe import MoEOptions
+from octavo.spec.kind import Config
 
 DEFAULTS: Final = {
     "vocab_size": 151552,
@@ -57,23 +56,7 @@ def parameters(config: Config) -> int:
 
 def options(config: Config) -> Mapping[str, Any]:
     """Options of the decoder module."""
-    layers, inner = count(config, "num_hidden_layers"), count(config, "moe_intermediate_size")
-    sparse = tuple(range(count(config, "first_k_dense_replace", 0), layers))
-    moe = MoEOptions(
-        layers=sparse,
-        experts=count(config, "n_routed_experts"),
-        active=count(config, "num_experts_per_tok"),
-        inner_size=inner,
-        shared_size=inner * count(config, "n_shared_experts", 0),
-        scoring="sigmoid",
-        normalise=bool(config["norm_topk_prob"]),
-        scale=float(config["routed_scaling_factor"]),
-        correction=True,
-        groups=count(config, "n_group"),
-        active_groups=count(config, "topk_group"),
-        wide_router=True,
-    )
-    return decoder_options(config, moe=moe if sparse else None)
+    return decoder_options(config, moe=corrected(config, behind_dense(config)))
 
 
 FAMILY = replace(

@@ -13,11 +13,10 @@ from octavo.base import ConfigError
 from octavo.kinds.kda.spec import KimiDelta
 from octavo.kinds.mla.spec import MultiHeadLatent
 from octavo.models.common import FULL, LINEAR, decoder, decoder_options, layers_by_type, listed, refuse
-from octavo.models.moe import MIXTRAL_NAMES, W_ONE_BY_ONE, routed
+from octavo.models.moe import MIXTRAL_NAMES, W_ONE_BY_ONE, behind_dense, corrected, routed
 from octavo.models.weights import embeddings, kimi_delta, latent_attention
 from octavo.spec.family import Repack
 from octavo.spec.kind import Config, LayerSpec, count
-from octavo.spec.moe import MoEOptions
 
 DEFAULTS: Final = {
     "vocab_size": 163840,
@@ -110,27 +109,12 @@ def sparse_layers(config: Config) -> tuple[int, ...]:
     layers, types = count(config, "num_hidden_layers"), listed(config, "mlp_layer_types")
     if types:
         return tuple(index for index in range(layers) if types[index] == "sparse")
-    return tuple(range(count(config, "first_k_dense_replace", 0), layers))
+    return behind_dense(config)
 
 
 def options(config: Config) -> Mapping[str, Any]:
     """Options of the decoder module."""
-    inner, sparse = count(config, "moe_intermediate_size"), sparse_layers(config)
-    moe = MoEOptions(
-        layers=sparse,
-        experts=count(config, "n_routed_experts"),
-        active=count(config, "num_experts_per_tok"),
-        inner_size=inner,
-        shared_size=inner * count(config, "n_shared_experts", 0),
-        scoring="sigmoid",
-        normalise=bool(config["norm_topk_prob"]),
-        scale=float(config["routed_scaling_factor"]),
-        correction=True,
-        groups=count(config, "n_group"),
-        active_groups=count(config, "topk_group"),
-        wide_router=True,
-    )
-    return decoder_options(config, moe=moe if sparse else None)
+    return decoder_options(config, moe=corrected(config, sparse_layers(config)))
 
 
 FAMILY = replace(

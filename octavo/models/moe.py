@@ -11,6 +11,7 @@ from octavo.models.weights import attention, biased, experts, gated_mlp, mixers
 from octavo.spec.attention import AttentionParams
 from octavo.spec.family import Rename, Repack
 from octavo.spec.kind import Config, LayerSpec, count
+from octavo.spec.moe import MoEOptions
 
 WHERE: Final = r"(model\.layers\.\d+\.mlp\.experts)"
 
@@ -39,6 +40,35 @@ def transposed(*, interleaved: bool) -> tuple[Repack, ...]:
         Repack(pattern=rf"{WHERE}\.gate_up_proj_bias", into=(r"\1.gate_up_proj_bias",), axis=1, interleaved=interleaved),
         Repack(pattern=rf"{WHERE}\.down_proj", into=(r"\1.down_proj",), transposed=True),
     )
+
+
+def behind_dense(config: Config) -> tuple[int, ...]:
+    """All layers but the first ``first_k_dense_replace``."""
+    return tuple(range(count(config, "first_k_dense_replace", 0), count(config, "num_hidden_layers")))
+
+
+def corrected(config: Config, sparse: tuple[int, ...], **changes: Any) -> MoEOptions | None:
+    """Experts of the layers ``sparse``, by DeepSeek's key names; None without any. changes: of ``MoEOptions``.
+
+    They are chosen by DeepSeek-V3's rule (section 2.1.2): sigmoid scores, corrected for choosing, from the best groups.
+    """
+    if not sparse:
+        return None
+    inner = count(config, "moe_intermediate_size")
+    usual: dict[str, Any] = {
+        "experts": count(config, "n_routed_experts"),
+        "active": count(config, "num_experts_per_tok"),
+        "inner_size": inner,
+        "shared_size": inner * count({"n_shared_experts": 0, **config}, "n_shared_experts", 0),
+        "scoring": "sigmoid",
+        "normalise": bool(config["norm_topk_prob"]),
+        "scale": float(config["routed_scaling_factor"]),
+        "correction": True,
+        "groups": count(config, "n_group"),
+        "active_groups": count(config, "topk_group"),
+        "wide_router": True,
+    }
+    return MoEOptions(layers=sparse, **{**usual, **changes})
 
 
 def heads(config: Config, layers: tuple[LayerSpec, ...], **options: Any) -> int:

@@ -14,11 +14,11 @@ from octavo.kinds.full.spec import FullAttention
 from octavo.kinds.mamba2.spec import Mamba2
 from octavo.models.common import FULL, LINEAR, Mixers, layers_by_type, planned, refuse, rotated_only
 from octavo.models.mamba import SOLO
+from octavo.models.moe import corrected
 from octavo.models.weights import attention, embeddings, mamba2
 from octavo.spec.family import Repack
 from octavo.spec.hybrid import SoloOptions
 from octavo.spec.kind import Config, LayerSpec, count
-from octavo.spec.moe import MoEOptions
 
 MLP, MOE = "mlp", "moe"
 
@@ -95,24 +95,9 @@ def options(config: Config) -> Mapping[str, Any]:
     sparse = tuple(index for index, name in enumerate(types) if name == MOE)
     if sparse and config["mlp_bias"]:
         raise UnsupportedError("mlp_bias True is not supported in models with experts")
-    moe = None
-    if sparse:
-        moe = MoEOptions(
-            layers=sparse,
-            experts=count(config, "n_routed_experts"),
-            active=count(config, "num_experts_per_tok"),
-            inner_size=count(config, "moe_intermediate_size"),
-            shared_size=count(config, "moe_shared_expert_intermediate_size"),
-            scoring="sigmoid",
-            normalise=bool(config["norm_topk_prob"]),
-            scale=float(config["routed_scaling_factor"]),
-            correction=True,
-            groups=count(config, "n_group"),
-            active_groups=count(config, "topk_group"),
-            wide_router=True,
-            gated=False,
-            latent_size=config.get("moe_latent_size") or 0,
-        )
+    shared = count(config, "moe_shared_expert_intermediate_size") if sparse else 0
+    latent = config.get("moe_latent_size") or 0
+    moe = corrected(config, sparse, shared_size=shared, gated=False, latent_size=latent)
     solo = SoloOptions(
         hidden_size=count(config, "hidden_size"),
         intermediate_size=count(config, "intermediate_size"),
