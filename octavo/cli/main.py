@@ -29,6 +29,14 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="Directory with safetensors, .gguf file, or Hub id.")]
+Dtype = Annotated[str, typer.Option(help="auto, float32 or bfloat16.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Length = Annotated[
+    int | None, typer.Option(help="Most tokens of prompt and output. Default: the model's own limit.", show_default=False)
+]
+Seqs = Annotated[int, typer.Option(help="Most requests in one step.")]
+Budget = Annotated[int, typer.Option(help="Most tokens computed in one step.")]
 Seed = Annotated[int | None, typer.Option(help="Makes sampling repeatable.", show_default=False)]
 Memory = Annotated[
     str | None, typer.Option(help="Memory for the cache, such as 2GiB. Default: a share of what is free.", show_default=False)
@@ -56,7 +64,7 @@ def _root(
 
 @app.command()
 def generate(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Directory with safetensors, .gguf file, or Hub id.")],
+    model: Model,
     prompt: Annotated[str, typer.Option("--prompt", "-p", help="Text to continue; - reads standard input.")],
     max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", help="Most tokens to generate.")] = 128,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.0,
@@ -67,14 +75,12 @@ def generate(
         list[str] | None, typer.Option(help="End at this text; may be given several times.", show_default=False)
     ] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on at the end of the text.")] = False,
-    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    dtype: Dtype = "auto",
+    device: Device = "auto",
     kv_memory: Memory = None,
     kv_cache_dtype: KvCacheDtype = "auto",
     indexer_cache_dtype: IndexerCacheDtype = "auto",
-    max_model_len: Annotated[
-        int | None, typer.Option(help="Most tokens of prompt and output. Default: the model's own limit.", show_default=False)
-    ] = None,
+    max_model_len: Length = None,
     chat: Annotated[bool, typer.Option("--chat/--no-chat", help="Wrap the prompt in the model's chat template.")] = False,
     report: Report = False,
     json: Json = False,
@@ -106,7 +112,7 @@ def generate(
 
 @app.command()
 def serve(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Directory with safetensors, .gguf file, or Hub id.")],
+    model: Model,
     host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 is every one of this machine.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen at; 0 takes a free one.", min=0, max=65535)] = 8000,
     api_key: Annotated[
@@ -123,16 +129,14 @@ def serve(
     shutdown_timeout: Annotated[
         float, typer.Option(help="Seconds that running requests get to finish at shutdown.", min=0)
     ] = 30.0,
-    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    dtype: Dtype = "auto",
+    device: Device = "auto",
     kv_memory: Memory = None,
     kv_cache_dtype: KvCacheDtype = "auto",
     indexer_cache_dtype: IndexerCacheDtype = "auto",
-    max_model_len: Annotated[
-        int | None, typer.Option(help="Most tokens of prompt and output. Default: the model's own limit.", show_default=False)
-    ] = None,
-    max_num_seqs: Annotated[int, typer.Option(help="Most requests in one step.")] = 64,
-    max_num_batched_tokens: Annotated[int, typer.Option(help="Most tokens computed in one step.")] = 2048,
+    max_model_len: Length = None,
+    max_num_seqs: Seqs = 64,
+    max_num_batched_tokens: Budget = 2048,
     prefix_caching: Annotated[
         bool, typer.Option("--prefix-caching/--no-prefix-caching", help="Reuse prefixes of earlier prompts.")
     ] = True,
@@ -174,7 +178,7 @@ def serve(
 
 @app.command()
 def bench(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Directory with safetensors, .gguf file, or Hub id.")],
+    model: Model,
     concurrency: Annotated[int, typer.Option("--concurrency", "-c", help="Clients that each wait for their answer.")] = 8,
     rate: Annotated[
         float | None,
@@ -186,14 +190,12 @@ def bench(
     shared_len: Annotated[int, typer.Option(help="Tokens that all prompts begin with.")] = 0,
     runs: Annotated[int, typer.Option(help="How often to measure; the spread is over these.")] = 3,
     seed: Annotated[int, typer.Option(help="Of the prompts.")] = 0,
-    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    dtype: Dtype = "auto",
+    device: Device = "auto",
     kv_memory: Memory = None,
-    max_model_len: Annotated[
-        int | None, typer.Option(help="Most tokens of prompt and output. Default: the model's own limit.", show_default=False)
-    ] = None,
-    max_num_seqs: Annotated[int, typer.Option(help="Most requests in one step.")] = 64,
-    max_num_batched_tokens: Annotated[int, typer.Option(help="Most tokens computed in one step.")] = 2048,
+    max_model_len: Length = None,
+    max_num_seqs: Seqs = 64,
+    max_num_batched_tokens: Budget = 2048,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="File for the JSON object.", show_default=False)] = None,
     json: Json = False,
 ) -> None:
