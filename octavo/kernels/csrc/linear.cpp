@@ -75,27 +75,29 @@ struct Halves {
 typedef Halves Brain;
 #endif
 
-// W products at once: out[i * N + j] = row i of x times weight row b[j], for i < M and j < N = W / M.
+// W products at once: out[i * N + j] = row i of x times weight row b[j], for i < M and j < N = W / M. Four weight rows are read
+// at a time, and with every line the one `ahead` elements further on is asked for: bursts would leave memory idle in between.
 template <class P, int M, class T>
-static inline vec products(const typename P::item* x, int64_t row, const T* const* b, int64_t size) {
-    constexpr int N = W / M;
+static inline vec products(const typename P::item* x, int64_t row, const T* const* b, int64_t size, int64_t ahead) {
+    constexpr int N = W / M, S = N < 4 ? N : 4;
     vec acc[W] = {};
-    for (int64_t k = 0; k < size; k += W * P::elements) {
+#pragma GCC unroll 16
+    for (int s = 0; s < N; s += S) {
+        for (int64_t k = 0; k < size; k += W * P::elements) {
 #pragma GCC unroll 2
-        for (int part = 0; part < P::parts; part++) {
-            decltype(P::weights(b[0], 0)) right[N];
+            for (int part = 0; part < P::parts; part++) {
+                decltype(P::weights(b[0], 0)) right[S];
+#pragma GCC unroll 4
+                for (int j = 0; j < S; j++) {
+                    if (part == 0) __builtin_prefetch(b[s + j] + k + ahead, 0, 2);
+                    right[j] = P::weights(b[s + j] + k, part);
+                }
 #pragma GCC unroll 16
-            for (int j = 0; j < N; j++) right[j] = P::weights(b[j] + k, part);
-            if (M > 2 && part == 0) {
-                // The rows of the next tile, from L2; behind the last row nothing is read.
-#pragma GCC unroll 16
-                for (int j = 0; j < N; j++) __builtin_prefetch(b[j] + k + N * size, 0, 3);
-            }
-#pragma GCC unroll 16
-            for (int i = 0; i < M; i++) {
-                auto left = P::get(x + i * row + k / P::elements * P::parts + part * W);
-#pragma GCC unroll 16
-                for (int j = 0; j < N; j++) acc[i * N + j] = P::madd(acc[i * N + j], left, right[j]);
+                for (int i = 0; i < M; i++) {
+                    auto left = P::get(x + i * row + k / P::elements * P::parts + part * W);
+#pragma GCC unroll 4
+                    for (int j = 0; j < S; j++) acc[i * N + s + j] = P::madd(acc[i * N + s + j], left, right[j]);
+                }
             }
         }
     }
@@ -104,7 +106,7 @@ static inline vec products(const typename P::item* x, int64_t row, const T* cons
 
 // Outputs [m, m + M) of weight rows [n, n + N), those below `last`.
 template <class P, int M, class T>
-static inline void tile(const Linear& call, int64_t m, int64_t n, int64_t last) {
+static inline void tile(const Linear& call, int64_t m, int64_t n, int64_t last, int64_t ahead) {
     constexpr int N = W / M;
     const T *weight = (const T*)call.weight, *up = (const T*)call.up, *bias = (const T*)call.bias;
     const T *b[N], *c[N];
@@ -114,8 +116,8 @@ static inline void tile(const Linear& call, int64_t m, int64_t n, int64_t last) 
         c[j] = up + (up ? at : 0);
     }
     const typename P::item* x = (const typename P::item*)call.items + m * call.row;
-    vec out = products<P, M, T>(x, call.row, b, call.size);
-    if (up) out = gated(call.gate, through((T*)0, out), through((T*)0, products<P, M, T>(x, call.row, c, call.size)));
+    vec out = products<P, M, T>(x, call.row, b, call.size, ahead);
+    if (up) out = gated(call.gate, through((T*)0, out), through((T*)0, products<P, M, T>(x, call.row, c, call.size, ahead)));
     if (bias) {
         float added[W];
         for (int i = 0; i < W; i++) added[i] = to_float(bias[min64(n + i % N, call.n - 1)]);
@@ -132,23 +134,21 @@ static inline void tile(const Linear& call, int64_t m, int64_t n, int64_t last) 
     }
 }
 
-// Weight rows [first, last), some of them at a time: these stay in L2, and M rows of x in L1.
+// Weight rows [first, last). Where M rows of x are not all of them, a group of weight rows stays in L2 while all of x goes by,
+// and every pass asks memory for a share of the next group.
 template <class P, int M, class T>
 static void rows_of(const Linear& call, int64_t first, int64_t last) {
     constexpr int N = W / M;
-    constexpr int64_t GROUP_BYTES = 128 << 10, AHEAD_BYTES = 16 << 10;
-    int64_t bytes = call.size * (int64_t)sizeof(T);
-    int64_t group = call.m > M ? round_up(max64(1, GROUP_BYTES / bytes), N) : N;
-    int64_t ahead = round_up(max64(1, AHEAD_BYTES / bytes), N);
+    constexpr int64_t GROUP_BYTES = 128 << 10;
+    int64_t passes = (call.m + M - 1) / M, bytes = call.size * (int64_t)sizeof(T);
+    int64_t group = passes > 1 ? round_up(max64(1, GROUP_BYTES / bytes), N) : last - first;
+    int64_t near = min64(N, 4) * call.size, far = group * call.size;
     for (int64_t low = first; low < last; low += group) {
         int64_t high = min64(low + group, last);
-        for (int64_t m = 0; m < call.m; m += M) {
+        for (int64_t pass = 0; pass < passes; pass++) {
             for (int64_t n = low; n < high; n += N) {
-                for (int j = 0; m == 0 && j < N && n + ahead + j < call.n; j++) {
-                    prefetch((const T*)call.weight + (n + ahead + j) * call.size, bytes);
-                    if (call.up) prefetch((const T*)call.up + (n + ahead + j) * call.size, bytes);
-                }
-                tile<P, M, T>(call, m, n, high);
+                bool cold = pass == 0 && low == first, turn = (n - low) / N % passes == pass;
+                tile<P, M, T>(call, pass * M, n, high, cold ? near : turn ? far : 0);
             }
         }
     }
@@ -162,11 +162,13 @@ static void item(void* context, int64_t number) {
 
 template <class P, int M, class T>
 static void run(Linear call, int threads) {
-    constexpr int64_t BLOCK = 256, JOB_BYTES = 96 << 10;
+    constexpr int64_t BLOCK = 256, JOB_BYTES = 96 << 10, LARGE_JOB_BYTES = 2 << 20;
     static_assert(BLOCK % M == 0, "only the last block is padded");
     int64_t count = call.m;
     call.row = call.size / P::elements * P::parts;
-    call.chunk = round_up(max64(1, JOB_BYTES / (call.size * (int64_t)sizeof(T))), W);
+    // Neighbouring rows in one job, for what it asks memory for ahead of time to be its own, and enough jobs for all threads.
+    int64_t bytes = call.size * (int64_t)sizeof(T), share = call.n * bytes / (16 * threads);
+    call.chunk = round_up(max64(1, max64(min64(share, LARGE_JOB_BYTES), JOB_BYTES) / bytes), W);
     typename P::item* x = (typename P::item*)octavo_scratch(SLOT_SHARED, round_up(min64(count, BLOCK), M) * call.row * 4);
     call.items = x;
     for (int64_t first = 0; first < count; first += BLOCK) {
@@ -183,6 +185,8 @@ template <class P, class T>
 static void by_rows(const Linear& call, int threads) {
     if (call.m == 1) return run<P, 1, T>(call, threads);
     if (call.m == 2 || W == 4) return run<P, 2, T>(call, threads);
+    // Eight rows fit L1 where they are short.
+    if (W == 16 && call.m > 4 && call.m <= 8 && call.size <= 1024) return run<P, 8, T>(call, threads);
     return run<P, W == 16 ? 4 : 2, T>(call, threads);
 }
 
