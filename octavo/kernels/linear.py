@@ -6,6 +6,7 @@ Owns the calls of csrc/linear.cpp. ``reference.py`` says what they compute.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Final
 
 import torch
@@ -23,40 +24,98 @@ GATES: Final = {"silu": 0, "gelu": 1, "gelu_pytorch_tanh": 2}
 """Gate activations, by Transformers' name, and their numbers in C."""
 
 
+class _Matrix(ctypes.Structure):
+    """``struct Matrix``."""
+
+    _fields_ = (("weight", ctypes.c_void_p), ("bias", ctypes.c_void_p), ("n", ctypes.c_int64))
+
+
 class _Call(ctypes.Structure):
-    """``struct Linear``; what C fills in itself is left zero."""
+    """``struct Linear``."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("x", "weight", "up", "bias", "y")),
-        *((name, ctypes.c_int64) for name in ("m", "n", "size", "x_row")),
+        *((name, ctypes.c_void_p) for name in ("x", "matrices", "up", "y")),
+        *((name, ctypes.c_int64) for name in ("count", "m", "size", "x_row", "y_row")),
         ("type", ctypes.c_int32),
         ("gate", ctypes.c_int32),
-        ("items", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("row", "chunk")),
     )
 
 
-def takes(x: Tensor, weight: Tensor) -> bool:
-    """Whether ``linear`` computes x [..., K] @ weight [N, K]^T here: on a CPU, of a dtype and width it knows, few rows or
-    such as torch is slow with."""
-    size, kernels = weight.shape[1], library()
-    return (
-        kernels is not None
-        and x.is_cpu
-        and weight.is_cpu
-        and x.dtype == weight.dtype
-        and size % 32 == 0
-        and x.numel() > 0
-        and (x.numel() <= MAX_ROWS * size or (x.dtype == torch.bfloat16 and kernels.isa in EMULATING))
-        and type_number(x.dtype) is not None
-        and not (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad))
-        and weight.is_contiguous()
-    )
+class Matrices:
+    """Weights [N, K] of one dtype and width, each with a bias [N] or None, made ready once for products with the same rows.
+
+    up: a second weight [N, K], the only other one then being the gate of a gated MLP of this ``activation``.
+    """
+
+    def __init__(
+        self,
+        *weights: Tensor,
+        biases: Sequence[Tensor | None] = (),
+        up: Tensor | None = None,
+        activation: str | None = None,
+        kernels: Library | None = None,
+    ) -> None:
+        self._kernels, self._number = kernels or library(), type_number(weights[0].dtype)
+        # Whoever holds pointers keeps what they point to.
+        self._held = [one.detach() for one in (*weights, *biases, up) if one is not None]
+        biases = biases or (None,) * len(weights)
+        self.dtype, self._size = weights[0].dtype, weights[0].shape[1]
+        self.sizes = [weight.shape[0] for weight in weights]
+        self._width, self._gate = sum(self.sizes), GATES.get(activation, -1) if activation else 0
+        everything = (*weights, *((up,) if up is not None else ()))
+        assert up is None or (up.shape == weights[0].shape and len(weights) == 1), "gate and up are alike"
+        assert all(one is None or (one.dtype == self.dtype and one.is_contiguous()) for one in biases)
+        self._possible = (
+            self._kernels is not None
+            and self._number is not None
+            and self._gate >= 0
+            and self._size % 32 == 0
+            and all(
+                one.is_cpu and one.is_contiguous() and one.dtype == self.dtype and one.shape[1] == self._size
+                for one in everything
+            )
+        )
+        self._learns = any(one.requires_grad for one in everything)
+        self._many = self.dtype == torch.bfloat16 and self._kernels is not None and self._kernels.isa in EMULATING
+        pairs = zip(weights, biases, strict=True)
+        self._matrices = (_Matrix * len(weights))(
+            *((one.data_ptr(), None if bias is None else bias.data_ptr(), one.shape[0]) for one, bias in pairs)
+        )
+        self._address = ctypes.addressof(self._matrices)
+        self._up_address = None if up is None else up.data_ptr()
+
+    def takes(self, x: Tensor) -> bool:
+        """Whether products with x [..., K] are computed here: on a CPU, of dtypes and widths that kernels know, few rows or
+        such as torch is slow with."""
+        return (
+            self._possible
+            and x.dtype == self.dtype
+            and x.is_cpu
+            and (elements := x.numel()) > 0
+            and (self._many or elements <= MAX_ROWS * self._size)
+            and not ((self._learns or x.requires_grad) and torch.is_grad_enabled())
+        )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [..., K] -> [..., sum of N], the matrices' outputs side by side, summed in float32."""
+        assert self._possible and self._kernels is not None, "takes() says where this may be called"
+        size = self._size
+        assert x.shape[-1] == size and x.dtype == self.dtype
+        rows = x if x.dim() == 2 else x.reshape(-1, size)
+        rows = rows if rows.stride(1) == 1 else rows.contiguous()
+        y = x.new_empty((*x.shape[:-1], self._width))
+        call = _Call(
+            *(rows.data_ptr(), self._address, self._up_address, y.data_ptr()),
+            *(len(self.sizes), rows.shape[0], size, rows.stride(0), self._width),
+            *(self._number, self._gate),
+        )
+        self._kernels.function("linear", ctypes.c_void_p, ctypes.c_int)(ctypes.addressof(call), torch.get_num_threads())
+        return y
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, kernels: Library | None = None) -> Tensor:
     """x [..., K] @ weight [N, K]^T + bias [N] -> [..., N], all of one dtype, summed in float32."""
-    return _run(x, weight, None, bias, 0, kernels)
+    return Matrices(weight, biases=(bias,), kernels=kernels)(x)
 
 
 def gated(x: Tensor, gate: Tensor, up: Tensor, activation: str, *, kernels: Library | None = None) -> Tensor:
@@ -64,31 +123,4 @@ def gated(x: Tensor, gate: Tensor, up: Tensor, activation: str, *, kernels: Libr
 
     Both products are rounded to x's dtype, the activation and its product with the other one are not.
     """
-    assert gate.shape == up.shape and up.is_contiguous() and up.dtype == x.dtype, "gate and up are alike"
-    return _run(x, gate, up, None, GATES[activation], kernels)
-
-
-def _run(x: Tensor, weight: Tensor, up: Tensor | None, bias: Tensor | None, gate: int, kernels: Library | None) -> Tensor:
-    kernels, number = kernels or library(), type_number(x.dtype)
-    assert kernels is not None and number is not None, "takes() says where this may be called"
-    size, count = x.shape[-1], weight.shape[0]
-    assert weight.shape[1] == size and size % 32 == 0 and weight.is_contiguous() and weight.dtype == x.dtype
-    assert bias is None or (bias.dtype == x.dtype and bias.is_contiguous())
-    rows = x if x.dim() == 2 else x.reshape(-1, size)
-    rows = rows if rows.stride(1) == 1 else rows.contiguous()
-    y = x.new_empty((*x.shape[:-1], count))
-    call = _Call(
-        rows.data_ptr(),
-        weight.data_ptr(),
-        None if up is None else up.data_ptr(),
-        None if bias is None else bias.data_ptr(),
-        y.data_ptr(),
-        rows.shape[0],
-        count,
-        size,
-        rows.stride(0),
-        number,
-        gate,
-    )
-    kernels.function("linear", ctypes.c_void_p, ctypes.c_int)(ctypes.addressof(call), torch.get_num_threads())
-    return y
+    return Matrices(gate, up=up, activation=activation, kernels=kernels)(x)

@@ -6,6 +6,7 @@ Owns the calls of csrc/pointwise.cpp. ``nn/norm.py`` and ``nn/rope.py`` say what
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from math import prod
 from types import MappingProxyType
 
@@ -16,6 +17,10 @@ from octavo.kernels.library import Library, library, type_number
 
 STYLES = MappingProxyType({"unit": 0, "scale": 1, "wide": 2, "offset": 3, "center": 4})
 """How a norm rounds and weighs (``nn.norm.Norm``; ``unit`` has no weight), and the numbers in C."""
+
+
+ARGMAX_PART = 1 << 15
+"""Elements of a row that one job looks at, about."""
 
 
 class _Heads(ctypes.Structure):
@@ -38,6 +43,17 @@ class _Scatter(ctypes.Structure):
     )
 
 
+class _Argmax(ctypes.Structure):
+    """``struct Argmax``; what C fills in itself is left zero."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("values", "places")),
+        *((name, ctypes.c_int64) for name in ("rows", "size", "parts")),
+        ("type", ctypes.c_int32),
+        *((name, ctypes.c_void_p) for name in ("most", "where")),
+    )
+
+
 def takes(x: Tensor) -> bool:
     """Whether rows of x are normalised and rotated here: on a CPU, of a dtype that kernels know, without gradients."""
     return (
@@ -51,9 +67,10 @@ def takes(x: Tensor) -> bool:
 
 def normed(x: Tensor, weight: Tensor | None, eps: float, style: str, *, kernels: Library | None = None) -> Tensor:
     """``nn.norm.Norm`` of the last axis of x, weight [size] in x's dtype, or ``nn.norm.unit`` without."""
-    rows = x if x.dim() == 3 else x.reshape(-1, 1, x.shape[-1])
     assert (weight is None) == (style == "unit"), "all norms but unit have a weight"
-    return _heads(rows, weight, eps, STYLES[style], None, None, False, kernels).view_as(x)
+    rows = x if x.dim() in (2, 3) else x.reshape(-1, x.shape[-1])
+    y = _heads(rows, weight, eps, STYLES[style], None, None, False, kernels)
+    return y if rows is x else y.view_as(x)
 
 
 def rotated(x: Tensor, cosine: Tensor, sine: Tensor, *, interleaved: bool = False, kernels: Library | None = None) -> Tensor:
@@ -86,8 +103,11 @@ def _heads(
     interleaved: bool,
     kernels: Library | None,
 ) -> Tensor:
-    kernels, number, (tokens, heads, size) = kernels or library(), type_number(x.dtype), x.shape
-    assert kernels is not None and number is not None and x.stride(2) == 1, "takes() says where this may be called"
+    """x [T, heads, size], or [T, size]."""
+    kernels, number = kernels or library(), type_number(x.dtype)
+    tokens, *more, size = x.shape
+    heads, strides = more[0] if more else 1, x.stride()
+    assert kernels is not None and number is not None and strides[-1] == 1, "takes() says where this may be called"
     assert weight is None or (weight.dtype == x.dtype and weight.shape == (size,) and weight.is_contiguous())
     turned = 0
     if cosine is not None and sine is not None:
@@ -95,7 +115,7 @@ def _heads(
         assert cosine.shape == sine.shape == (tokens, 1, turned) and turned <= size and turned % 2 == 0
         assert cosine.dtype == sine.dtype == x.dtype
         cosine, sine = cosine.contiguous(), sine.contiguous()
-    y = x.new_empty((tokens, heads, size))
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
     call = _Heads(
         x.data_ptr(),
         None if weight is None else weight.data_ptr(),
@@ -105,8 +125,8 @@ def _heads(
         tokens,
         heads,
         size,
-        x.stride(0),
-        x.stride(1),
+        strides[0],
+        strides[-2],
         turned,
         eps,
         style,
@@ -131,18 +151,41 @@ def scatters(field: Tensor, values: Tensor) -> bool:
 
 
 def scatter(
-    field: Tensor, pages: Tensor, rows: Tensor, values: Tensor, tokens: Tensor, *, kernels: Library | None = None
+    fields: Sequence[Tensor],
+    pages: Tensor,
+    rows: Tensor,
+    values: Sequence[Tensor],
+    tokens: Tensor,
+    *,
+    kernels: Library | None = None,
 ) -> None:
-    """Store ``values[tokens[i]]`` in row ``rows[i]`` of page ``pages[i]`` of a field; int64 [W] each, contiguous."""
-    kernels, size = kernels or library(), field.element_size()
-    assert kernels is not None and values.shape[1:] == (field.shape[1], *field.shape[3:]), "entries of the field"
-    assert all(one.dtype == torch.int64 and one.is_contiguous() for one in (pages, rows, tokens))
-    assert len(pages) == len(rows) == len(tokens)
-    call = _Scatter(
-        *(one.data_ptr() for one in (values, field, tokens, pages, rows)),
-        len(tokens),
-        field.shape[1],
-        size * prod(field.shape[3:]),
-        *(size * stride for stride in (*values.stride()[:2], *field.stride()[:3])),
-    )
-    kernels.function("scatter", ctypes.c_void_p, ctypes.c_int)(ctypes.addressof(call), 1)
+    """Store ``values[f][tokens[i]]`` in row ``rows[i]`` of page ``pages[i]`` of ``fields[f]``; int64 [W] each, contiguous."""
+    kernels = kernels or library()
+    assert kernels is not None, "scatters() says where this may be called"
+    assert pages.dtype == rows.dtype == tokens.dtype == torch.int64 and pages.shape == rows.shape == tokens.shape
+    assert pages.is_contiguous() and rows.is_contiguous() and tokens.is_contiguous()
+    places = tokens.data_ptr(), pages.data_ptr(), rows.data_ptr(), tokens.numel()
+    calls = (_Scatter * len(fields))(*(_scatter(*pair, places) for pair in zip(fields, values, strict=True)))
+    kernels.function("scatter", ctypes.c_void_p, ctypes.c_int)(ctypes.addressof(calls), len(fields))
+
+
+def _scatter(field: Tensor, values: Tensor, places: tuple[int, ...]) -> tuple[int, ...]:
+    size, (_, heads, _, *entry) = field.element_size(), field.shape
+    assert values.shape[1:] == (heads, *entry) and values.dtype == field.dtype, "entries of the field"
+    page, head, row = field.stride()[:3]
+    token, part = values.stride()[:2]
+    strides = size * prod(entry), size * token, size * part, size * page, size * head, size * row
+    return values.data_ptr(), field.data_ptr(), *places, heads, *strides
+
+
+def argmax(x: Tensor, *, kernels: Library | None = None) -> Tensor:
+    """The place of the largest element of every row of x [n, size], the first of equal ones: int64 [n].
+
+    NaN is passed over; a row of nothing else gives 0.
+    """
+    kernels, number = kernels or library(), type_number(x.dtype)
+    assert kernels is not None and number is not None and x.is_contiguous(), "takes() says where this may be called"
+    places = torch.empty(x.shape[0], dtype=torch.int64)
+    call = _Argmax(x.data_ptr(), places.data_ptr(), *x.shape, max(1, x.shape[1] // ARGMAX_PART), number)
+    kernels.function("argmax", ctypes.c_void_p, ctypes.c_int)(ctypes.addressof(call), torch.get_num_threads())
+    return places

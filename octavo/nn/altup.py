@@ -160,6 +160,6 @@ class AltUpDecoder(PerLayerDecoder):
             hidden = layer(hidden, step, caches, small)
         return hidden.transpose(0, 1)
 
-    def head(self, hidden: Tensor) -> Tensor:
+    def head(self, hidden: Tensor, *, wide: bool = True) -> Tensor:
         """Any rows [n, streams, d] -> logits float32 [n, vocab]."""
-        return super().head(self.model.gather(hidden))
+        return super().head(self.model.gather(hidden), wide=wide)

@@ -7,11 +7,13 @@ shared with the kinds' slow references.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
 from octavo.kernels.pointwise import normed_rotated, takes
-from octavo.nn.linear import Linear
+from octavo.nn.linear import Linear, Ready, together
 from octavo.nn.norm import Norm, unit
 from octavo.nn.rope import rotate, tables
 from octavo.nn.step import Caches, Step
@@ -26,7 +28,7 @@ class Attention(nn.Module):
 
     def __init__(self, params: AttentionParams, *, law: Law, dtype: torch.dtype, device: torch.device | str) -> None:
         super().__init__()
-        self.params, self.law, self.hidden_size = params, law, params.hidden_size
+        self.params, self.law, self.hidden_size, self._ready = params, law, params.hidden_size, Ready()
 
         def linear(inputs: int, outputs: int, bias: bool) -> nn.Linear:
             return Linear(inputs, outputs, bias=bias, dtype=dtype, device=device)
@@ -34,10 +36,13 @@ class Attention(nn.Module):
         queries, keys = params.num_heads * params.head_dim, params.num_kv_heads * params.head_dim
         self.q_proj = linear(params.hidden_size, 2 * queries if params.gated else queries, params.bias)
         self.o_proj = linear(queries, params.hidden_size, params.out_bias)
+        self._inputs = ["q_proj"]
         if params.makes_kv:
             self.k_proj = linear(params.hidden_size, keys, params.bias)
+            self._inputs.append("k_proj")
             if not params.k_eq_v:
                 self.v_proj = linear(params.hidden_size, keys, params.bias)
+                self._inputs.append("v_proj")
         if params.qk_norm is not None:
             whole, style = params.qk_norm_over == "projection", params.qk_norm
             self.q_norm = Norm(queries if whole else params.head_dim, params.norm_eps, style, dtype=dtype, device=device)
@@ -46,35 +51,35 @@ class Attention(nn.Module):
         if params.sinks:
             self.sinks = nn.Parameter(torch.zeros(params.num_heads, dtype=dtype, device=device), requires_grad=False)
 
-    def queries(self, hidden: Tensor, step: Step) -> Tensor:
-        """hidden [T, d] -> q [T, Hq, D], normed and rotated."""
-        return self._queries(self._project(hidden)[0], step)
+    def project(self, hidden: Tensor) -> Sequence[Tensor]:
+        """hidden [T, d] -> what ``q_proj``, ``k_proj`` and ``v_proj`` make, as far as there are any: queries, keys, values."""
+        return together(hidden, [getattr(self, name) for name in self._inputs], self._ready)
 
-    def _project(self, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
-        """hidden [T, d] -> queries and gates [T, Hq * D], the latter where there are any."""
-        made = self.q_proj(hidden)
-        if not self.params.gated:
-            return made, None
-        q, gate = made.view(-1, self.params.num_heads, 2 * self.params.head_dim).chunk(2, dim=-1)
-        return q.flatten(1), gate.flatten(1)
+    def queries(self, made: Tensor, step: Step) -> tuple[Tensor, Tensor | None]:
+        """What ``q_proj`` makes, [T, ...] -> q [T, Hq, D], normed and rotated, and gates [T, Hq * D], where there are any."""
+        params = self.params
+        if not params.gated:
+            return self._queries(made, step), None
+        q, gate = made.view(-1, params.num_heads, 2 * params.head_dim).chunk(2, dim=-1)
+        return self._queries(q.flatten(1), step), gate.flatten(1)
 
     def _queries(self, q: Tensor, step: Step) -> Tensor:
         params = self.params
-        q = self._ready("q_norm", q, params.num_heads, step)
+        q = self._finished("q_norm", q, params.num_heads, step)
         if params.temperature is None:
             return q
         floor, strength = params.temperature
         factor = step.shared(("temperature", floor, strength), lambda: _temperature(step.positions, floor, strength))
         return (q * factor).to(q.dtype)
 
-    def keys_values(self, hidden: Tensor, step: Step) -> tuple[Tensor, Tensor]:
-        """hidden [T, d] -> k, v [T, Hkv, D]; keys normed and rotated."""
-        params, k = self.params, self.k_proj(hidden)
-        v = (k if params.k_eq_v else self.v_proj(hidden)).view(-1, params.num_kv_heads, params.head_dim)
+    def keys_values(self, k: Tensor, v: Tensor, step: Step) -> tuple[Tensor, Tensor]:
+        """What ``k_proj`` and ``v_proj`` make, [T, Hkv * D] -> k, v [T, Hkv, D]; keys normed and rotated."""
+        params = self.params
+        v = v.view(-1, params.num_kv_heads, params.head_dim)
         v = unit(v, params.norm_eps) if params.v_norm else v
-        return self._ready("k_norm", k, params.num_kv_heads, step), v
+        return self._finished("k_norm", k, params.num_kv_heads, step), v
 
-    def _ready(self, name: str, projected: Tensor, heads: int, step: Step) -> Tensor:
+    def _finished(self, name: str, projected: Tensor, heads: int, step: Step) -> Tensor:
         """[T, heads * D] -> [T, heads, D], normed and rotated, in one call where there is a kernel."""
         params, rope = self.params, self.params.rope
         if params.qk_norm is None or params.qk_norm_over == "projection" or rope is None or params.qk_unit_norm:
@@ -108,9 +113,9 @@ class Attention(nn.Module):
 
     def forward(self, hidden: Tensor, step: Step, caches: Caches) -> Tensor:
         """hidden [T, d] -> [T, d]; stores the step's keys and values as the cache's batch says."""
-        params, (q, gate) = self.params, self._project(hidden)
-        q = self._queries(q, step)
-        k, v = self.keys_values(hidden, step) if params.makes_kv else (None, None)
+        params, (made, *pair) = self.params, self.project(hidden)
+        q, gate = self.queries(made, step)
+        k, v = self.keys_values(pair[0], pair[-1], step) if pair else (None, None)
         sinks = self.sinks if params.sinks else None
         mixed = attend(q, k, v, caches["kv"], law=self.law, scale=params.scale, softcap=params.softcap, sinks=sinks)
         return self.output(mixed, gate)
@@ -130,7 +135,8 @@ def dense_attention(layer: Attention, hidden: Tensor) -> Tensor:
     params = layer.params
     count = hidden.shape[0]
     step = Step.alone(count, hidden.device)
-    q, (k, v) = layer.queries(hidden, step), layer.keys_values(hidden, step)
+    made, *pair = layer.project(hidden)
+    (q, gate), (k, v) = layer.queries(made, step), layer.keys_values(pair[0], pair[-1], step)
     mixed = torch.zeros(count, params.num_heads, params.head_dim, dtype=hidden.dtype, device=hidden.device)
     for query in range(count):
         seen = [key for start, stop in layer.law.needs(query) for key in range(start, stop)] + [query]
@@ -142,7 +148,6 @@ def dense_attention(layer: Attention, hidden: Tensor) -> Tensor:
             if params.sinks:
                 scores = torch.cat((scores, layer.sinks[head : head + 1]))
             mixed[query, head] = torch.softmax(scores, dim=0)[: len(seen)] @ v[seen, group]
-    if not params.gated:
+    if gate is None:
         return layer.o_proj(mixed.flatten(1))
-    gate = layer.q_proj(hidden).view(count, params.num_heads, 2, params.head_dim)[:, :, 1]
-    return layer.o_proj((mixed * torch.sigmoid(gate)).flatten(1))
+    return layer.o_proj(mixed.flatten(1) * torch.sigmoid(gate))

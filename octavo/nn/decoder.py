@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from octavo.base import UnsupportedError
-from octavo.nn.linear import Linear, project
+from octavo.nn.linear import Linear, Ready, project
 from octavo.nn.mlp import MLP
 from octavo.nn.moe import MoE
 from octavo.nn.norm import Norm
@@ -123,7 +123,7 @@ class Decoder(nn.Module):
     def __init__(self, spec: ModelSpec, *, dtype: torch.dtype, device: torch.device | str) -> None:
         super().__init__()
         self.options = self.reads(**spec.options)
-        self.model = self.trunk(spec, self.options, dtype, device)
+        self.model, self._ready = self.trunk(spec, self.options, dtype, device), Ready()
         if not self.options.tied_embeddings:
             self.lm_head = Linear(self.options.hidden_size, spec.vocab_size, bias=False, dtype=dtype, device=device)
 
@@ -152,14 +152,18 @@ class Decoder(nn.Module):
             hidden = hidden * torch.tensor(self.options.embed_scale, dtype=hidden.dtype, device=hidden.device)
         return hidden
 
-    def head(self, hidden: Tensor) -> Tensor:
-        """Final norm and head of any rows: [n, d] -> logits float32 [n, vocab], in memory of its own."""
+    def head(self, hidden: Tensor, *, wide: bool = True) -> Tensor:
+        """Final norm and head of any rows: [n, d] -> logits float32 [n, vocab], in memory of its own.
+
+        wide: in float32 even where the model's own dtype tells as much; comparing needs no more than that.
+        """
         hidden = self.model.norm(hidden)
         head = self.model.embed_tokens.weight if self.options.tied_embeddings else self.lm_head.weight
-        logits = project(hidden, head)
+        logits = project(hidden, head, self._ready)
         if self.options.logit_scale != 1.0:
             logits = logits * self.options.logit_scale
-        logits = logits.float()
+        if wide or self.options.logit_softcap is not None:
+            logits = logits.float()
         if self.options.logit_softcap is not None:
             logits = self.options.logit_softcap * torch.tanh(logits / self.options.logit_softcap)
         return logits

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from octavo.nn.decoder import Block, Decoder, LayerCaches, Trunk
-from octavo.nn.linear import project
+from octavo.nn.linear import Ready, project
 from octavo.nn.norm import unit
 from octavo.nn.step import Step
 from octavo.spec.hyper import HyperOptions
@@ -26,9 +26,9 @@ def _weight(*shape: int, device: Device) -> nn.Parameter:
     return nn.Parameter(torch.empty(shape, dtype=torch.float32, device=device), requires_grad=False)
 
 
-def _features(streams: Tensor, weight: Tensor, eps: float) -> Tensor:
+def _features(streams: Tensor, weight: Tensor, eps: float, ready: Ready) -> Tensor:
     """[T, n, d] -> [T, outputs]: a projection of all streams of a token, normed together."""
-    return project(unit(streams.flatten(1).to(weight.dtype), eps), weight)
+    return project(unit(streams.flatten(1).to(weight.dtype), eps), weight, ready)
 
 
 class HyperConnection(nn.Module):
@@ -36,7 +36,7 @@ class HyperConnection(nn.Module):
 
     def __init__(self, options: HyperOptions, device: Device) -> None:
         super().__init__()
-        self.options, count = options, options.streams
+        self.options, count, self._ready = options, options.streams, Ready()
         self.fn = _weight((2 + count) * count, count * options.hidden_size, device=device)
         self.base = _weight((2 + count) * count, device=device)
         self.scale = _weight(3, device=device)
@@ -46,7 +46,10 @@ class HyperConnection(nn.Module):
         count, floor, dtype = self.options.streams, self.options.floor, streams.dtype
         cuts = (count, count, count * count)
         parts = zip(
-            _features(streams, self.fn, self.options.norm_eps).split(cuts, 1), self.scale, self.base.split(cuts), strict=True
+            _features(streams, self.fn, self.options.norm_eps, self._ready).split(cuts, 1),
+            self.scale,
+            self.base.split(cuts),
+            strict=True,
         )
         taken, given, mixed = (part * scale + base for part, scale, base in parts)
         taken = torch.sigmoid(taken) + floor
@@ -68,13 +71,13 @@ class HyperHead(nn.Module):
 
     def __init__(self, options: HyperOptions, device: Device) -> None:
         super().__init__()
-        self.options, count = options, options.streams
+        self.options, count, self._ready = options, options.streams, Ready()
         self.hc_fn = _weight(count, count * options.hidden_size, device=device)
         self.hc_base, self.hc_scale = _weight(count, device=device), _weight(1, device=device)
 
     def forward(self, streams: Tensor) -> Tensor:
         """[n, streams, d] -> [n, d]."""
-        mixed = _features(streams, self.hc_fn, self.options.norm_eps) * self.hc_scale + self.hc_base
+        mixed = _features(streams, self.hc_fn, self.options.norm_eps, self._ready) * self.hc_scale + self.hc_base
         return ((torch.sigmoid(mixed) + self.options.floor)[..., None] * streams).sum(dim=1).to(streams.dtype)
 
 
@@ -119,6 +122,6 @@ class HyperDecoder(Decoder):
         """int64 [T] -> [T, streams, d], all alike."""
         return super().embed(token_ids)[:, None].expand(-1, self.options.streams, -1)
 
-    def head(self, hidden: Tensor) -> Tensor:
+    def head(self, hidden: Tensor, *, wide: bool = True) -> Tensor:
         """Any rows [n, streams, d] -> logits float32 [n, vocab]."""
-        return super().head(self.model.hc_head(hidden))
+        return super().head(self.model.hc_head(hidden), wide=wide)

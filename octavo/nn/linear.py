@@ -5,20 +5,60 @@ Owns the choice between the two. Knows no weights' names and no caches.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from octavo.kernels.linear import linear, takes
+from octavo.kernels.linear import Matrices
 
 
-def project(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x [..., K] @ weight [N, K]^T + bias [N] -> [..., N]."""
-    return linear(x, weight, bias) if takes(x, weight) else F.linear(x, weight, bias)
+class Ready:
+    """Keeps ``Matrices`` as long as they are of the same tensors. activation: as theirs, where they are a gated MLP's."""
+
+    def __init__(self, activation: str | None = None) -> None:
+        self._activation, self._kept = activation, None
+        self._pointers: list[int] = []
+
+    def __reduce__(self) -> Any:
+        # A copy of a module has other tensors.
+        return Ready, (self._activation,)
+
+    def of(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None] = (), up: Tensor | None = None) -> Matrices:
+        """What ``Matrices`` makes of them, now or before."""
+        pointers = [one.data_ptr() for one in (*weights, *biases, up) if one is not None]
+        if self._kept is None or pointers != self._pointers:
+            self._kept = Matrices(*weights, biases=biases, up=up, activation=self._activation)
+            self._pointers = pointers
+        return self._kept
+
+
+def project(x: Tensor, weight: Tensor, ready: Ready) -> Tensor:
+    """x [..., K] @ weight [N, K]^T -> [..., N]."""
+    matrices = ready.of((weight,))
+    return matrices(x) if matrices.takes(x) else F.linear(x, weight)
 
 
 class Linear(nn.Linear):
-    """``nn.Linear`` through ``project``."""
+    """``nn.Linear`` through ``Matrices``."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._ready = Ready()
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., K] -> [..., N]."""
-        return project(x, self.weight, self.bias)
+        weight, bias = self.weight, self.bias
+        matrices = self._ready.of((weight,), (bias,))
+        return matrices(x) if matrices.takes(x) else F.linear(x, weight, bias)
+
+
+def together(x: Tensor, layers: Sequence[nn.Module], ready: Ready) -> Sequence[Tensor]:
+    """The outputs [..., N] of layers that take the same x [..., K], from one product where a kernel takes them."""
+    plain = [layer for layer in layers if type(layer) is Linear]
+    if len(plain) == len(layers):
+        matrices = ready.of([layer.weight for layer in plain], [layer.bias for layer in plain])
+        if matrices.takes(x):
+            return matrices(x).split(matrices.sizes, dim=-1)
+    return [layer(x) for layer in layers]

@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from octavo.kernels.linear import gated, takes
-from octavo.nn.linear import Linear
+from octavo.nn.linear import Linear, Ready
 
 Gate = Callable[[Tensor], Tensor]
 
@@ -50,12 +49,14 @@ class MLP(nn.Module):
         self.gate_proj = Linear(size, inner, bias=bias, dtype=dtype, device=device)
         self.up_proj = Linear(size, inner, bias=bias, dtype=dtype, device=device)
         self.down_proj = Linear(inner, size, bias=bias, dtype=dtype, device=device)
-        self.gate, self.activation, self.limit = GATES[activation], activation, limit
+        self.gate, self.limit, self._ready = GATES[activation], limit, Ready(activation)
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, size] -> [T, size]."""
-        if self.limit is None and self.gate_proj.bias is None and takes(x, self.gate_proj.weight):
-            return self.down_proj(gated(x, self.gate_proj.weight, self.up_proj.weight, self.activation))
+        if self.limit is None and self.gate_proj.bias is None:
+            matrices = self._ready.of((self.gate_proj.weight,), up=self.up_proj.weight)
+            if matrices.takes(x):
+                return self.down_proj(matrices(x))
         gate, up = self.gate_proj(x), self.up_proj(x)
         if self.limit is not None:
             gate, up = limited(gate, up, self.limit)

@@ -70,11 +70,15 @@ class Writes:
     pages: Tensor
     rows: Tensor
 
-    def store(self, view: FieldView, values: Tensor) -> None:
-        """Write the chosen tokens of ``values`` [T, heads, ...]."""
-        if self.tokens.numel() and scatters(view.data, values):
-            scatter(view.data, self.pages, self.rows, values, self.tokens)
-        elif self.tokens.numel():
+    def store(self, fields: Mapping[str, FieldView], made: Mapping[str, Tensor]) -> None:
+        """Write the chosen tokens of what was made, [T, heads, ...] by field."""
+        if not self.tokens.numel():
+            return
+        views = [fields[name] for name in made]
+        if all(scatters(view.data, values) for view, values in zip(views, made.values(), strict=True)):
+            scatter([view.data for view in views], self.pages, self.rows, list(made.values()), self.tokens)
+            return
+        for view, values in zip(views, made.values(), strict=True):
             view.write(self.pages, self.rows, values.index_select(0, self.tokens))
 
 
@@ -234,15 +238,13 @@ class CacheView:
         """
         if self.first:
             self.fresh.update({name: made.to(self.fields[name].data.dtype) for name, made in entries.items()})
-            for name, made in self.fresh.items():
-                self.batch.before.store(self.fields[name], made)
+            self.batch.before.store(self.fields, self.fresh)
         return dict(self.fresh)
 
     def end(self) -> None:
         """Store what is written behind all reads; nothing is left in ``fresh`` then."""
         if self.last:
-            for name, made in self.fresh.items():
-                self.batch.after.store(self.fields[name], made)
+            self.batch.after.store(self.fields, self.fresh)
             self.fresh.clear()
 
     def past(self, *, without: Collection[str] = ()) -> dict[str, Tensor]:

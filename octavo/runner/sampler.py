@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from octavo.kernels.pointwise import argmax, takes
 from octavo.runner.logprobs import likeliest
 from octavo.sched.sampling import SamplingParams
 
@@ -56,14 +57,15 @@ def draw(choice: Choice, engine_seed: int) -> float:
 
 
 def sample(logits: Tensor, choices: Sequence[Choice], *, seed: int) -> list[int]:
-    """One token per choice. logits: float32 [B, vocab]. seed: the engine's."""
+    """One token per choice. logits: [B, vocab], float32 unless all choices are greedy. seed: the engine's."""
     if not choices:
         return []
     drawn = [i for i, choice in enumerate(choices) if not choice.params.greedy]
     if len(drawn) == len(choices):
         tokens = _draw_tokens(logits, choices, seed)
     else:
-        tokens = logits.argmax(dim=1)[_index([choice.row for choice in choices], logits)]
+        best = argmax(logits) if takes(logits) and logits.is_contiguous() else logits.argmax(dim=1)
+        tokens = best[_index([choice.row for choice in choices], logits)]
         if drawn:
             tokens[_index(drawn, logits)] = _draw_tokens(logits, [choices[i] for i in drawn], seed)
     return [int(token) for token in tokens.tolist()]

@@ -78,6 +78,11 @@ class SamplingParams:
         return self.temperature == 0
 
     @property
+    def plain(self) -> bool:
+        """True where the likeliest token is all that is asked of the model's logits, as they are."""
+        return self.greedy and not (self.penalized or self.logit_bias or self.logprobs is not None)
+
+    @property
     def penalized(self) -> bool:
         """True where earlier tokens change the logits of the next."""
         return bool(self.repetition_penalty != 1 or self.presence_penalty or self.frequency_penalty)

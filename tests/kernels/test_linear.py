@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from octavo.kernels import reference
 from octavo.kernels.library import levels, library
-from octavo.kernels.linear import EMULATING, GATES, gated, linear, takes
+from octavo.kernels.linear import EMULATING, GATES, Matrices, gated, linear
 
 pytestmark = pytest.mark.skipif(not levels(), reason="no compiled kernels")
 
@@ -70,14 +70,30 @@ def test_extremes_stay_what_they_are(isa: str) -> None:
         torch.testing.assert_close(fast[2, 1:], torch.tensor([0.0, 0.0, 90.0]), atol=1e-6, rtol=1e-6)
 
 
+@pytest.mark.parametrize("isa", levels())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_outputs_of_several_matrices_lie_side_by_side(isa: str, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(260, 64, generator=generator).to(dtype)
+    weights = [torch.randn(count, 64, generator=generator).to(dtype) for count in (1, 900, 33)]
+    biases = [None, torch.randn(900, generator=generator).to(dtype), None]
+    for rows in (1, 2, 7, 260):
+        made = Matrices(*weights, biases=biases, kernels=library(isa))(x[:rows])
+        alone = [linear(x[:rows], *pair, kernels=library(isa)) for pair in zip(weights, biases, strict=True)]
+        assert torch.equal(made, torch.cat(alone, dim=1))
+
+
 def test_what_is_left_to_torch() -> None:
     x, weight = torch.randn(4, 64), torch.randn(8, 64)
     with torch.inference_mode():
-        assert takes(x, weight)
-        assert not takes(x[:, :40], weight[:, :40])
-        assert not takes(x.double(), weight.double())
-        assert not takes(x.bfloat16(), weight)
-        assert not takes(torch.randn(33, 64), weight)
-        assert takes(torch.randn(33, 64).bfloat16(), weight.bfloat16()) == (getattr(library(), "isa", None) in EMULATING)
-        assert not takes(torch.randn(0, 64), weight)
-    assert not takes(x, weight.requires_grad_())
+        assert Matrices(weight).takes(x)
+        assert not Matrices(weight[:, :40]).takes(x[:, :40])
+        assert not Matrices(weight[:, :32]).takes(x[:, :32])
+        assert not Matrices(weight.double()).takes(x.double())
+        assert not Matrices(weight).takes(x.bfloat16())
+        assert not Matrices(weight).takes(torch.randn(33, 64))
+        many = Matrices(weight.bfloat16()).takes(torch.randn(33, 64).bfloat16())
+        assert many == (getattr(library(), "isa", None) in EMULATING)
+        assert not Matrices(weight).takes(torch.randn(0, 64))
+        assert not Matrices(weight, up=weight, activation="relu2").takes(x)
+    assert not Matrices(weight.requires_grad_()).takes(x)

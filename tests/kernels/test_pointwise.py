@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.kernels.library import levels, library
-from octavo.kernels.pointwise import STYLES, normed, normed_rotated, rotated, scatter, scatters, takes
+from octavo.kernels.pointwise import STYLES, argmax, normed, normed_rotated, rotated, scatter, scatters, takes
 from octavo.nn.norm import Norm, unit
 from octavo.nn.rope import rotate
 
@@ -62,9 +62,36 @@ def test_scatter(isa: str, dtype: torch.dtype) -> None:
     values = torch.randint(0, 200, (6, 3, 9), generator=generator).to(dtype)[:, :, 2:7]
     pages, rows, tokens = torch.tensor([6, 0, 3, 3]), torch.tensor([0, 3, 1, 2]), torch.tensor([5, 0, 1, 1])
     assert scatters(fast[:, 1], values)
-    scatter(fast[:, 1], pages, rows, values, tokens, kernels=library(isa))
+    scatter([fast[:, 1], fast[:, 0]], pages, rows, [values, values + 1], tokens, kernels=library(isa))
     slow[:, 1][pages, :, rows] = values[tokens]
+    slow[:, 0][pages, :, rows] = values[tokens] + 1
     assert torch.equal(fast, slow)
+
+
+@pytest.mark.parametrize("isa", levels())
+@settings(max_examples=30, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    rows=st.integers(1, 3),
+    size=st.sampled_from([1, 5, 16, 100, 70_001]),
+    dtype=DTYPES,
+    few=st.booleans(),
+)
+def test_argmax(isa: str, seed: int, rows: int, size: int, dtype: torch.dtype, few: bool) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, size, generator=generator).to(dtype)
+    # Few values make ties, and some rows have nothing that is finite.
+    x = x.round() if few else x
+    x[0] = x[0].masked_fill(x[0] < 1, -torch.inf)
+    found = argmax(x, kernels=library(isa))
+    assert found.tolist() == [row.tolist().index(max(row.tolist())) for row in x]
+
+
+@pytest.mark.parametrize("isa", levels())
+def test_argmax_passes_over_what_is_no_number(isa: str) -> None:
+    x = torch.full((2, 40), torch.nan)
+    x[1, 33] = -1.0
+    assert argmax(x, kernels=library(isa)).tolist() == [0, 33]
 
 
 def test_what_is_left_to_torch() -> None:

@@ -1,4 +1,4 @@
-// y = x W^T + bias. For a few rows of x, W is read once, at the speed of memory; for many, some of it stays in L2 while all of x
+// y = x W^T + bias, for one W or for several side by side. For a few rows of x, W is read once, at the speed of memory; for many, some of it stays in L2 while all of x
 // goes by. And the same for gated MLPs, with both halves and the activation in one pass. A row's result does not depend on how
 // many rows there are.
 //
@@ -10,17 +10,25 @@ namespace OCTAVO_ISA {
 
 enum Gate : int32_t { GATE_SILU = 0, GATE_GELU = 1, GATE_GELU_TANH = 2 };
 
-struct Linear {
-    const void* x;       // [m, size], rows `x_row` elements apart
+struct Matrix {
     const void* weight;  // [n, size], contiguous
-    const void* up;      // [n, size] of gated MLPs; the weight is the gate's
     const void* bias;    // [n] or null
-    void* y;             // [m, n], contiguous
-    int64_t m, n, size, x_row;
+    int64_t n;
+};
+
+struct Linear {
+    const void* x;           // [m, size], rows `x_row` elements apart
+    const Matrix* matrices;  // [count], whose outputs lie side by side; the gate's, alone, where there is `up`
+    const void* up;          // [n, size] of gated MLPs
+    void* y;                 // [m, y_row], contiguous
+    int64_t count, m, size, x_row, y_row;
     int32_t type, gate;
-    // A block of x as the policy takes it: [rows, row], padded with zero rows to those of a tile.
-    const void* items;
-    int64_t row, chunk;
+};
+
+// One matrix and a block of x as the policy takes it: [rows, row], padded with zero rows to those of a tile.
+struct Part : Linear {
+    const void *items, *weight, *bias;
+    int64_t row, chunk, n;
 };
 
 static inline vec gated(int32_t gate, vec g, vec u) {
@@ -106,7 +114,7 @@ static inline vec products(const typename P::item* x, int64_t row, const T* cons
 
 // Outputs [m, m + M) of weight rows [n, n + N), those below `last`.
 template <class P, int M, class T>
-static inline void tile(const Linear& call, int64_t m, int64_t n, int64_t last, int64_t ahead) {
+static inline void tile(const Part& call, int64_t m, int64_t n, int64_t last, int64_t ahead) {
     constexpr int N = W / M;
     const T *weight = (const T*)call.weight, *up = (const T*)call.up, *bias = (const T*)call.bias;
     const T *b[N], *c[N];
@@ -126,18 +134,18 @@ static inline void tile(const Linear& call, int64_t m, int64_t n, int64_t last, 
     T parts[W];
     store(parts, out);
     int64_t count = min64(M, call.m - m), columns = min64(N, last - n);
-    T* y = (T*)call.y + m * call.n + n;
+    T* y = (T*)call.y + m * call.y_row + n;
     if (count == M && columns == N) {
-        for (int i = 0; i < M; i++) memcpy(y + i * call.n, parts + i * N, N * sizeof(T));
+        for (int i = 0; i < M; i++) memcpy(y + i * call.y_row, parts + i * N, N * sizeof(T));
     } else {
-        for (int i = 0; i < count; i++) memcpy(y + i * call.n, parts + i * N, columns * sizeof(T));
+        for (int i = 0; i < count; i++) memcpy(y + i * call.y_row, parts + i * N, columns * sizeof(T));
     }
 }
 
 // Weight rows [first, last). Where M rows of x are not all of them, a group of weight rows stays in L2 while all of x goes by,
 // and every pass asks memory for a share of the next group.
 template <class P, int M, class T>
-static void rows_of(const Linear& call, int64_t first, int64_t last) {
+static void rows_of(const Part& call, int64_t first, int64_t last) {
     constexpr int N = W / M;
     constexpr int64_t GROUP_BYTES = 128 << 10;
     int64_t passes = (call.m + M - 1) / M, bytes = call.size * (int64_t)sizeof(T);
@@ -156,28 +164,34 @@ static void rows_of(const Linear& call, int64_t first, int64_t last) {
 
 template <class P, int M, class T>
 static void item(void* context, int64_t number) {
-    const Linear& call = *(const Linear*)context;
-    rows_of<P, M, T>(call, number * call.chunk, min64((number + 1) * call.chunk, call.n));
+    Part part = *(const Part*)context;
+    const Matrix* matrix = part.matrices;
+    for (int64_t jobs; number >= (jobs = (matrix->n + part.chunk - 1) / part.chunk); matrix++) {
+        number -= jobs;
+        part.y = (T*)part.y + matrix->n;
+    }
+    part.weight = matrix->weight, part.bias = matrix->bias, part.n = matrix->n;
+    rows_of<P, M, T>(part, number * part.chunk, min64((number + 1) * part.chunk, part.n));
 }
 
 template <class P, int M, class T>
-static void run(Linear call, int threads) {
+static void run(const Linear& call, int threads) {
     constexpr int64_t BLOCK = 256, JOB_BYTES = 96 << 10, LARGE_JOB_BYTES = 2 << 20;
     static_assert(BLOCK % M == 0, "only the last block is padded");
-    int64_t count = call.m;
-    call.row = call.size / P::elements * P::parts;
+    Part part = {call, nullptr, nullptr, nullptr, call.size / P::elements * P::parts, 0, 0};
     // Neighbouring rows in one job, for what it asks memory for ahead of time to be its own, and enough jobs for all threads.
-    int64_t bytes = call.size * (int64_t)sizeof(T), share = call.n * bytes / (16 * threads);
-    call.chunk = round_up(max64(1, max64(min64(share, LARGE_JOB_BYTES), JOB_BYTES) / bytes), W);
-    typename P::item* x = (typename P::item*)octavo_scratch(SLOT_SHARED, round_up(min64(count, BLOCK), M) * call.row * 4);
-    call.items = x;
-    for (int64_t first = 0; first < count; first += BLOCK) {
-        call.m = min64(BLOCK, count - first);
-        for (int64_t m = 0; m < call.m; m++) P::copy_row(x + m * call.row, (const T*)call.x + m * call.x_row, call.size);
-        memset(x + call.m * call.row, 0, (round_up(call.m, M) - call.m) * call.row * 4);
-        octavo_parallel(threads, (call.n + call.chunk - 1) / call.chunk, item<P, M, T>, &call);
-        call.x = (const T*)call.x + BLOCK * call.x_row;
-        call.y = (T*)call.y + BLOCK * call.n;
+    int64_t bytes = call.size * (int64_t)sizeof(T), share = call.y_row * bytes / (16 * threads), jobs = 0;
+    part.chunk = round_up(max64(1, max64(min64(share, LARGE_JOB_BYTES), JOB_BYTES) / bytes), W);
+    for (int64_t i = 0; i < call.count; i++) jobs += (call.matrices[i].n + part.chunk - 1) / part.chunk;
+    typename P::item* x = (typename P::item*)octavo_scratch(SLOT_SHARED, round_up(min64(call.m, BLOCK), M) * part.row * 4);
+    part.items = x;
+    for (int64_t first = 0; first < call.m; first += BLOCK) {
+        part.m = min64(BLOCK, call.m - first);
+        for (int64_t m = 0; m < part.m; m++) P::copy_row(x + m * part.row, (const T*)part.x + m * part.x_row, part.size);
+        memset(x + part.m * part.row, 0, (round_up(part.m, M) - part.m) * part.row * 4);
+        octavo_parallel(threads, jobs, item<P, M, T>, &part);
+        part.x = (const T*)part.x + BLOCK * part.x_row;
+        part.y = (T*)part.y + BLOCK * part.y_row;
     }
 }
 
@@ -192,7 +206,7 @@ static void by_rows(const Linear& call, int threads) {
 
 }  // namespace OCTAVO_ISA
 
-// size: a multiple of 32. x, weight, bias and y have one type.
+// size: a multiple of 32. x, weights, biases and y have one type; y_row is the sum of the matrices' n.
 OCTAVO_EXPORT(linear)(const OCTAVO_ISA::Linear* call, int threads) {
     using namespace OCTAVO_ISA;
     if (call->type == TYPE_FLOAT32) return by_rows<Whole, float>(*call, threads);

@@ -114,7 +114,61 @@ struct Scatter {
     int64_t count, heads, entry, value_token, value_head, page, head, row;
 };
 
+// The place of the largest element of every row, the first of equal ones; NaN is passed over.
+struct Argmax {
+    const void* values;  // [rows, size], contiguous
+    int64_t* places;     // [rows]
+    int64_t rows, size, parts;
+    int32_t type;
+    // Of every part of every row.
+    float* most;
+    int64_t* where;
+};
+
+template <class T>
+static void part_of(void* context, int64_t number) {
+    const Argmax& call = *(const Argmax*)context;
+    int64_t length = round_up((call.size + call.parts - 1) / call.parts, W), first = number % call.parts * length;
+    int64_t last = min64(first + length, call.size), at = first, row = number / call.parts;
+    const T* x = (const T*)call.values + row * call.size;
+    float lowest = -__builtin_inff();
+    vec most = splat(lowest);
+    ivec where = {}, step = {};
+    for (; at + W <= last; at += W, step += 1) {
+        vec found = load(x + at);
+        where = found > most ? step : where;
+        most = larger(found, most);
+    }
+    float values[W], best = lowest;
+    int32_t steps[W];
+    int64_t place = first;
+    store(values, most);
+    memcpy(steps, &where, sizeof where);
+    for (int lane = 0; lane < W; lane++) {
+        int64_t here = first + (int64_t)steps[lane] * W + lane;
+        if (values[lane] > best || (values[lane] == best && best > lowest && here < place)) best = values[lane], place = here;
+    }
+    for (; at < last; at++) {
+        if (to_float(x[at]) > best) best = to_float(x[at]), place = at;
+    }
+    call.most[number] = best;
+    call.where[number] = place;
+}
+
 }  // namespace OCTAVO_ISA
+
+OCTAVO_EXPORT(argmax)(OCTAVO_ISA::Argmax* call, int threads) {
+    using namespace OCTAVO_ISA;
+    int64_t count = call->rows * call->parts;
+    call->where = (int64_t*)octavo_scratch(SLOT_JOBS, count * (sizeof(int64_t) + sizeof(float)));
+    call->most = (float*)(call->where + count);
+    octavo_parallel(threads, count, call->type == TYPE_BFLOAT16 ? part_of<bf16> : part_of<float>, call);
+    for (int64_t row = 0; row < call->rows; row++) {
+        int64_t best = row * call->parts;
+        for (int64_t i = best + 1; i < (row + 1) * call->parts; i++) best = call->most[i] > call->most[best] ? i : best;
+        call->places[row] = call->where[best];
+    }
+}
 
 OCTAVO_EXPORT(heads)(OCTAVO_ISA::Heads* call, int threads) {
     using namespace OCTAVO_ISA;
@@ -123,10 +177,12 @@ OCTAVO_EXPORT(heads)(OCTAVO_ISA::Heads* call, int threads) {
     octavo_parallel(threads, call->tokens, call->type == TYPE_BFLOAT16 ? token_of<bf16> : token_of<float>, call);
 }
 
-OCTAVO_EXPORT(scatter)(const OCTAVO_ISA::Scatter* call, int) {
-    for (int64_t i = 0; i < call->count; i++) {
-        const char* from = (const char*)call->values + call->tokens[i] * call->value_token;
-        char* to = (char*)call->field + call->pages[i] * call->page + call->rows[i] * call->row;
-        for (int64_t h = 0; h < call->heads; h++) memcpy(to + h * call->head, from + h * call->value_head, call->entry);
+OCTAVO_EXPORT(scatter)(const OCTAVO_ISA::Scatter* calls, int fields) {
+    for (const OCTAVO_ISA::Scatter* call = calls; call < calls + fields; call++) {
+        for (int64_t i = 0; i < call->count; i++) {
+            const char* from = (const char*)call->values + call->tokens[i] * call->value_token;
+            char* to = (char*)call->field + call->pages[i] * call->page + call->rows[i] * call->row;
+            for (int64_t h = 0; h < call->heads; h++) memcpy(to + h * call->head, from + h * call->value_head, call->entry);
+        }
     }
 }

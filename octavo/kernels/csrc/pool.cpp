@@ -17,7 +17,7 @@
 
 namespace {
 
-constexpr int64_t AWAKE_NANOSECONDS = 30000;
+constexpr int64_t AWAKE_NANOSECONDS = 500000;
 // The state of the pool: a count of threads at work, whether a job is open to more, and above these the job's number.
 constexpr uint64_t ONE = 1, COUNT = 0xffff, OPEN = 1 << 16, JOB = 1 << 17;
 
