@@ -20,11 +20,19 @@
     extern "C" __attribute__((visibility("default"))) void OCTAVO_JOIN(octavo_, OCTAVO_ISA, name)
 
 extern "C" {
-// Calls run(context, item) for every item in [0, items), on at most `threads` threads, the caller among them.
-void octavo_parallel(int threads, int64_t items, void (*run)(void* context, int64_t item), void* context);
+struct Range {
+    const void* from;
+    int64_t bytes;
+};
+// Calls run(context, item) for every item in [0, items), on at most `threads` threads, the caller among them. `reads` says
+// which weights are read, RANGES of them in order, of which the last may be empty.
+void octavo_parallel(int threads, int64_t items, void (*run)(void* context, int64_t item), void* context,
+                     const Range* reads = nullptr);
 // Memory of the calling thread, 64-byte aligned, valid until the thread asks for the same slot again.
 void* octavo_scratch(int slot, size_t bytes);
 }
+
+constexpr int RANGES = 4;
 
 enum Slot { SLOT_JOBS, SLOT_SHARED, SLOT_QUERY, SLOT_SCORES, SLOT_SUMS, SLOT_KEYS, SLOT_VALUES, SLOT_ROWS, SLOT_COUNT };
 

@@ -182,14 +182,19 @@ static void run(const Linear& call, int threads) {
     // Neighbouring rows in one job, for what it asks memory for ahead of time to be its own, and enough jobs for all threads.
     int64_t bytes = call.size * (int64_t)sizeof(T), share = call.y_row * bytes / (16 * threads), jobs = 0;
     part.chunk = round_up(max64(1, max64(min64(share, LARGE_JOB_BYTES), JOB_BYTES) / bytes), W);
-    for (int64_t i = 0; i < call.count; i++) jobs += (call.matrices[i].n + part.chunk - 1) / part.chunk;
+    Range reads[RANGES] = {};
+    for (int64_t i = 0; i < call.count; i++) {
+        jobs += (call.matrices[i].n + part.chunk - 1) / part.chunk;
+        if (i < RANGES) reads[i] = {call.matrices[i].weight, call.matrices[i].n * bytes};
+    }
+    if (call.up) reads[1] = {call.up, call.y_row * bytes};
     typename P::item* x = (typename P::item*)octavo_scratch(SLOT_SHARED, round_up(min64(call.m, BLOCK), M) * part.row * 4);
     part.items = x;
     for (int64_t first = 0; first < call.m; first += BLOCK) {
         part.m = min64(BLOCK, call.m - first);
         for (int64_t m = 0; m < part.m; m++) P::copy_row(x + m * part.row, (const T*)part.x + m * part.x_row, part.size);
         memset(x + part.m * part.row, 0, (round_up(part.m, M) - part.m) * part.row * 4);
-        octavo_parallel(threads, jobs, item<P, M, T>, &part);
+        octavo_parallel(threads, jobs, item<P, M, T>, &part, reads);
         part.x = (const T*)part.x + BLOCK * part.x_row;
         part.y = (T*)part.y + BLOCK * part.y_row;
     }

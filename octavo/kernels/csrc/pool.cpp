@@ -1,7 +1,9 @@
 // The thread pool of all kernels, their scratch memory, and which instruction sets the machine has.
 //
-// Threads are started when first wanted and live as long as the process. They wait awake for tens of microseconds, which is
-// about the time between two kernels of a step, and asleep after that. A thread that wakes too late to help is not waited for.
+// Threads are started when first wanted and live as long as the process. They wait awake for hundreds of microseconds, which is
+// more than the time between two kernels of a step, and asleep after that. A thread that wakes too late to help is not waited
+// for. Weights are read in the same order step after step: while memory has nothing to do, a thread that waits awake asks for
+// the weights that came next the last time.
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -33,7 +35,17 @@ int64_t now() {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
+// What was read behind `key` the last time. Addresses that may be stale by now: they are only ever prefetched.
+struct Successor {
+    const void* key = nullptr;
+    Range ranges[RANGES] = {};
+};
+
 struct Pool {
+    Successor successors[1024];
+    const void* latest = nullptr;
+    std::atomic<const char*> expected[RANGES] = {};
+    std::atomic<int64_t> expected_bytes[RANGES] = {}, asked{0};
     std::mutex user;  // held by whoever has a job open
     std::mutex mutex;
     std::condition_variable wake, idle;
@@ -49,6 +61,40 @@ struct Pool {
 
     void work() {
         for (int64_t item; (item = next.fetch_add(1, std::memory_order_relaxed)) < items;) run(context, item);
+    }
+
+    Successor& successor(const void* key) { return successors[(uintptr_t)key / 64 * 0x9e3779b97f4a7c15u >> 54]; }
+
+    void expect(const Range* ranges) {
+        Successor& before = successor(latest);
+        before.key = latest;
+        memcpy(before.ranges, ranges, sizeof before.ranges);
+        latest = ranges[0].from;
+        const Successor& after = successor(latest);
+        for (int i = 0; i < RANGES; i++) {
+            expected[i].store((const char*)after.ranges[i].from, std::memory_order_relaxed);
+            expected_bytes[i].store(after.key == latest ? after.ranges[i].bytes : 0, std::memory_order_relaxed);
+        }
+        asked.store(0, std::memory_order_relaxed);
+    }
+
+    // Asks for a little more of what is expected; false where that is enough.
+    bool ask() {
+        constexpr int64_t SLICE = 1024, MOST = 6 << 20;
+        int64_t at = asked.load(std::memory_order_relaxed);
+        if (at >= MOST) return false;
+        at = asked.fetch_add(SLICE, std::memory_order_relaxed);
+        for (int i = 0; i < RANGES; i++) {
+            int64_t bytes = expected_bytes[i].load(std::memory_order_relaxed);
+            const char* from = expected[i].load(std::memory_order_relaxed);
+            if (at < bytes) {
+                for (int64_t line = 0; line < SLICE; line += 64) __builtin_prefetch(from + at + line, 0, 2);
+                return true;
+            }
+            at -= (bytes + SLICE - 1) / SLICE * SLICE;
+        }
+        asked.store(MOST, std::memory_order_relaxed);
+        return false;
     }
 
     bool join(uint64_t* last) {
@@ -81,6 +127,7 @@ struct Pool {
             last = (state.load(std::memory_order_acquire) & OPEN) ? state.load() / JOB : last;
             bool found = false;
             for (int64_t until = now() + AWAKE_NANOSECONDS; !(found = news(last)) && now() < until;) {
+                if (ask()) continue;
                 for (int i = 0; i < 16; i++) pause();
             }
             if (found) continue;
@@ -134,9 +181,10 @@ struct Scratch {
 
 }  // namespace
 
-extern "C" void octavo_parallel(int threads, int64_t items, void (*run)(void*, int64_t), void* context) {
+extern "C" void octavo_parallel(int threads, int64_t items, void (*run)(void*, int64_t), void* context, const Range* reads) {
     Pool* shared = threads > 1 && items > 1 ? get() : nullptr;
     if (shared && shared->user.try_lock()) {
+        if (reads) shared->expect(reads);
         shared->offer(threads, items, run, context);
         shared->user.unlock();
         return;
