@@ -6,11 +6,11 @@ Knows blocks, columns and pages of one group; decides nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from octavo.base import Interval, blocks_of, ceil_div
+from octavo.base import NO_PAGE, Interval, blocks_of, ceil_div
 
 NEVER = int(np.iinfo(np.int64).max)
 """A position that no request reaches."""
@@ -23,7 +23,10 @@ def blocks_in(intervals: Sequence[Interval], block_tokens: int) -> np.ndarray:
     return np.array(blocks_of(intervals, block_tokens), np.int64)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+NO_PAGES = np.zeros(0, np.int32)
+
+
+@dataclass(kw_only=True, eq=False)
 class BlockPlan:
     """What tokens ``[start, stop)`` of one request ask of one group. Made by ``plan``, carried out by ``apply``.
 
@@ -31,7 +34,8 @@ class BlockPlan:
     write_from: first token that is stored; those before it lie in shared pages already.
     blocks: blocks written, ascending. new: those that need a page. copied: those of new whose older rows must come along.
     Of groups that let go, besides: stays: blocks the table holds afterwards. held: those it holds now, and their columns.
-    recycled: columns whose page becomes a new block's. promised: for every checkpoint its blocks.
+    loose: columns whose page can become a new block's if nobody else uses it; pages: what they hold. recycled: those that do.
+    promised: for every checkpoint its blocks. turns: the ring is steady, and written from end to end: no page changes hands.
     """
 
     row: int
@@ -40,25 +44,34 @@ class BlockPlan:
     fresh: bool
     write_from: int
     blocks: Sequence[int]
-    new: Sequence[int]
-    copied: Sequence[int]
-    stays: set[int]
-    held: dict[int, int]
-    recycled: Sequence[int]
-    promised: dict[int, list[int]]
+    new: Sequence[int] = ()
+    copied: Sequence[int] = ()
+    stays: set[int] = field(default_factory=set)
+    held: dict[int, int] = field(default_factory=dict)
+    loose: Sequence[int] = ()
+    pages: np.ndarray = field(default_factory=lambda: NO_PAGES)
+    recycled: Sequence[int] = ()
+    promised: dict[int, list[int]] = field(default_factory=dict)
+    turns: bool = False
 
     @property
     def wanted(self) -> int:
         """Pages to be allocated."""
         return len(self.new) - len(self.recycled)
 
+    def recycle(self, alone: np.ndarray) -> None:
+        """Complete the plan: which of ``pages`` nobody else uses (bool)."""
+        self.recycled = [at for at, free in zip(self.loose, alone.tolist(), strict=True) if free]
+        self.recycled = self.recycled[: len(self.new) - len(self.copied)]
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+
+@dataclass(kw_only=True, eq=False)
 class TurnPlan:
     """What one more token of several requests asks of one group. Made by ``plan_turn``, carried out by ``turn``.
 
     rows, n, column: [R] int64; token n's block has this column. ring: [R, turning], blocks in it now.
-    fills: bool [R], the column gets a page. reuses: bool [R], the one that is there; the others' are allocated.
+    fills: bool [R], the column gets a page. reuses: bool [R], the one that is there if nobody else uses it (pages: those);
+    the others' are allocated.
     """
 
     rows: np.ndarray
@@ -67,11 +80,16 @@ class TurnPlan:
     ring: np.ndarray
     fills: np.ndarray
     reuses: np.ndarray
+    pages: np.ndarray
 
     @property
     def wanted(self) -> int:
         """Pages to be allocated."""
         return int(np.count_nonzero(self.fills)) - int(np.count_nonzero(self.reuses))
+
+    def recycle(self, alone: np.ndarray) -> None:
+        """Complete the plan: which of ``pages`` nobody else uses (bool)."""
+        self.reuses[self.reuses] = alone
 
 
 @dataclass(kw_only=True, eq=False)
@@ -81,6 +99,19 @@ class Span:
     plan: BlockPlan
     pages: np.ndarray
     past: np.ndarray
+
+    def placed(self, block_tokens: int, *, growing: bool) -> tuple[np.ndarray, np.ndarray]:
+        """Page and row of every token; NO_PAGE where it is not stored. growing: every block from the first on has a page."""
+        plan, size = self.plan, block_tokens
+        pages = np.full(plan.stop - plan.start, NO_PAGE, np.int32)
+        if growing:
+            skipped = plan.write_from % size
+            stored = pages[max(0, plan.write_from - plan.start) :]
+            stored[:] = np.repeat(self.pages, size)[skipped : skipped + len(stored)]
+        else:
+            for block, page in zip(plan.blocks, self.pages.tolist(), strict=True):
+                pages[max(block * size - plan.start, 0) : (block + 1) * size - plan.start] = page
+        return pages, np.arange(plan.start, plan.stop, dtype=np.int32) % np.int32(size)
 
 
 @dataclass(kw_only=True, eq=False)

@@ -238,12 +238,21 @@ class KVCacheCoordinator:
         """What every group needs for tokens ``[start, stop)``. ``shared``: tokens growing groups have."""
         plans = []
         for index, group in enumerate(self.groups):
-            group.settle(row, start)
             if index in self.growing:
                 plans.append((index, group.plan(row, start, stop, write_from=shared)))
             else:
                 plans.append((index, group.plan(row, start, stop, marks=marks)))
+        self._recycle(plans)
         return plans
+
+    def _recycle(self, plans: Sequence[tuple[int, BlockPlan | TurnPlan]]) -> None:
+        """Tell plans which of the pages they could recycle nobody else uses: one question for all groups."""
+        sizes = [len(plan.pages) for _, plan in plans]
+        if not any(sizes):
+            return
+        alone, stop = self.pool.exclusive(np.concatenate([plan.pages for _, plan in plans])), 0
+        for (_, plan), size in zip(plans, sizes, strict=True):
+            plan.recycle(alone[stop : (stop := stop + size)])
 
     def extend(self, plans: Sequence[tuple[int, BlockPlan]], step: int) -> bool:
         """Carry plans out if they fit, evicting and compacting as needed. False, and nothing changed, where they do not."""
@@ -251,11 +260,15 @@ class KVCacheCoordinator:
         if not self.pool.fits(wanted):
             return False
         self.make_ready(wanted)
+        gone: list[int] = []
         for index, plan in plans:
-            self.jobs += self.groups[index].apply(plan, step)
+            jobs, released = self.groups[index].apply(plan)
+            self.jobs += jobs
+            gone += released
             if index in self.growing and len(plan.copied):
                 # The chain still stands on the page that was copied from.
                 self._keep_extra(plan.row, index, self._chains[plan.row].nodes, 0)
+        self.pool.release(gone, step)
         return True
 
     def decode(self, rows: np.ndarray, n: np.ndarray, step: int, rolls: np.ndarray) -> bool:
@@ -273,6 +286,7 @@ class KVCacheCoordinator:
             for index in self.rolling:
                 due[index] |= rolls
         plans = [(i, self.groups[i].plan_turn(rows[at], n[at])) for i, at in enumerate(due) if at.any()]
+        self._recycle(plans)
         wanted = self.wanted(plans)
         if not self.pool.fits(wanted):
             return False

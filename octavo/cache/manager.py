@@ -21,7 +21,7 @@ from octavo.base import CapacityError, floor_to
 from octavo.cache.block_plan import NEVER
 from octavo.cache.checkpoints import CheckpointPolicy
 from octavo.cache.coordinator import KVCacheCoordinator, Match
-from octavo.cache.group_step import CopyJob, GroupStep
+from octavo.cache.group_step import CopyJob, GroupStep, StepRows
 from octavo.cache.hashing import PrefixHasher, root_key
 from octavo.cache.layout import CacheLayout, lone_pages, pages_by_bucket, slabs_needed
 from octavo.cache.report import CacheReport, GroupReport, HitExplanation, MissCause
@@ -317,15 +317,14 @@ class KVCacheManager:
         rows that owe a lasting checkpoint or share the block they write into.
         """
         start = self._scheduled[rows]
-        due = self._due[rows] <= start
-        if due.any():
-            together = due.copy()
-            together[due] = self._decodes(rows[due], start[due])
-            if self._decode(rows[together], start[together], step, checkpoints=True):
-                due &= ~together
-        self._scheduled[rows] += ~due
-        self._last_step[rows[~due]] = step
-        return ~due
+        planned = self._due[rows] > start
+        if np.count_nonzero(planned) < len(rows):
+            due = np.flatnonzero(~planned)
+            together = due[self._decodes(rows[due], start[due])]
+            planned[together] = self._decode(rows[together], start[together], step, checkpoints=True)
+            rows, start = rows[planned], start[planned]
+        self._scheduled[rows], self._last_step[rows] = start + 1, step
+        return planned
 
     def _decodes(self, rows: np.ndarray, start: np.ndarray) -> np.ndarray:
         """Bool [R]: rows whose next token completes no checkpoint and goes into a block that is theirs, or new."""
@@ -373,7 +372,7 @@ class KVCacheManager:
         """
         several = stop - self._computed[rows] > 1
         self._computed[rows] = stop
-        for index in np.flatnonzero(several | (self._next_mark[rows] <= stop)).tolist():
+        for index in (several | (self._next_mark[rows] <= stop)).nonzero()[0].tolist():
             row = self._by_row[int(rows[index])]
             if self._scheduled[row.row] == stop[index]:
                 self._owed.pop(row.request.request_id, None)
@@ -441,7 +440,8 @@ class KVCacheManager:
 
     def plan_step(self, rows: np.ndarray, start: np.ndarray, query_start: np.ndarray) -> tuple[GroupStep, ...]:
         """Every group's part of a step over ``rows``, after their extensions."""
-        return tuple(group.group_step(rows, start, query_start) for group in self.coordinator.groups)
+        step = StepRows(rows, start, query_start)
+        return tuple(group.group_step(step) for group in self.coordinator.groups)
 
     def take_copies(self) -> tuple[CopyJob, ...]:
         """Copies that must run before the step, in order."""

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from octavo.base import NO_PAGE, blocks_of, ceil_div
-from octavo.cache.block_plan import NEVER, BlockPlan, Promise, Span, TurnPlan, blocks_in
-from octavo.cache.group_step import CopyJob, GroupStep
+from octavo.cache.block_plan import NEVER, NO_PAGES, BlockPlan, Promise, Span, TurnPlan, blocks_in
+from octavo.cache.group_step import CopyJob, GroupStep, StepRows
 from octavo.cache.layout import GroupLayout
 from octavo.memory.pool import PagePool
 from octavo.memory.remap import Remap
@@ -44,6 +44,8 @@ class SingleTypeKVCacheManager:
         self._to_copy = np.zeros(rows, np.int64)
         self._filled = np.zeros(rows, np.int64)
         self._spans: dict[int, Span] = {}
+        # Of single tokens, whether their past is read before anything is written: alike for all rows, and never changed.
+        self._fresh = np.full(rows, self.law.reads_before_writing)
         self._promises: dict[int, dict[int, Promise]] = {}
         # Of laws that read a page and write another for one token: the table as it was, and for which rows that counts.
         self._past, self._turned = np.zeros_like(self.table), np.zeros(rows, bool)
@@ -85,10 +87,11 @@ class SingleTypeKVCacheManager:
         start = self._ring_start
         return block if block < start or self._fixed is None else start + (block - start) % max(1, self._turning)
 
-    def held_blocks(self, row: int) -> dict[int, int]:
-        """Blocks in the table of a bounded row, each with its column."""
+    def held_blocks(self, row: int, n: int) -> dict[int, int]:
+        """Blocks in the table of a bounded row of ``n`` tokens, each with its column."""
         fixed = {column: column for column in range(self._ring_start) if self.table[row, column] != NO_PAGE}
-        turning = enumerate(self._ring[row].tolist(), self._ring_start)
+        ring = self._settled(np.array([row]), np.array([n]))[0] if self._steady[row] else self._ring[row]
+        turning = enumerate(ring.tolist(), self._ring_start)
         return fixed | {block: column for column, block in turning if block >= 0}
 
     def pages_at(self, row: int, blocks: np.ndarray) -> np.ndarray:
@@ -128,27 +131,38 @@ class SingleTypeKVCacheManager:
         return ceil_div(stop, self._block) - min(oldest, start) // self._block > self._turning
 
     def plan(self, row: int, start: int, stop: int, *, marks: Sequence[int] = (), write_from: int = 0) -> BlockPlan:
-        """What tokens ``[start, stop)`` need, with checkpoints after ``marks`` tokens. Changes nothing; settle first."""
+        """What tokens ``[start, stop)`` need, with checkpoints after ``marks`` tokens. Changes nothing."""
         assert start < stop and all(start < mark <= stop for mark in marks)
         if self._fixed is None:
             return self._plan_append(row, start, stop, max(start, write_from))
         fresh, size = self.reads_fresh(start, stop), self._block
+        refills = self._refilled(start, stop) if fresh else range(0)
+        if len(refills) == self._turning and self._steady[row] and not marks:
+            return BlockPlan(row=row, start=start, stop=stop, fresh=True, write_from=start, blocks=refills, turns=True)
         promised = {mark: blocks_of(self.law.needs(mark), size) for mark in marks}
-        table = blocks_of(self.law.needs(stop) if fresh else (*self.law.needs(start), (start, stop)), size)
-        stays, held, owned = set(table), self.held_blocks(row), self._owned[row].tolist()
-        keep = stays.union(*promised.values())
-        blocks = sorted(block for block in keep if start // size <= block < ceil_div(stop, size))
+        stays = set(blocks_of(self.law.needs(stop) if fresh else (*self.law.needs(start), (start, stop)), size))
+        stays.update(refills)
+        held, owned = self.held_blocks(row, start), self._owned[row].tolist()
+        keep = stays.union(*promised.values()) if promised else stays
+        written = range(start // size, ceil_div(stop, size))
+        blocks = sorted(block for block in keep if block in written)
         new = [block for block in blocks if block not in held or not owned[held[block]]]
         copied = [block for block in new if block in held and block * size < start]
         # A page that this request alone holds and no checkpoint keeps can take a new block; a copy needs a page of its own.
-        recycled: list[int] = []
-        if wanted := len(new) - len(copied):
-            loose = np.array([at for block, at in held.items() if block not in keep and owned[at]], np.int64)
-            recycled = loose[self._pool.exclusive(self.table[row, loose])][:wanted].tolist() if len(loose) else []
+        loose = [at for block, at in held.items() if block not in keep and owned[at]] if len(new) > len(copied) else []
         return BlockPlan(
             row=row, start=start, stop=stop, fresh=fresh, write_from=start, blocks=blocks, new=new, copied=copied,
-            stays=stays, held=held, recycled=recycled, promised=promised,
+            stays=stays, held=held, loose=loose, pages=self.table[row, loose], promised=promised,
         )  # fmt: skip
+
+    def _refilled(self, start: int, stop: int) -> range:
+        """Blocks that a step which reads before it stores enters besides what is needed: the ring's last that it computes whole.
+
+        A full ring is steady, and its pages are charged for anyway. Not of laws that hand pages back.
+        """
+        behind = ceil_div(stop, self._block)
+        first = max(behind - self._turning, self._ring_start, ceil_div(start, self._block))
+        return range(first, behind) if self.law.next_release(0) is None else range(0)
 
     def _plan_append(self, row: int, start: int, stop: int, write_from: int) -> BlockPlan:
         """The same for a group that never lets go: of what is written, only the first block may be there already."""
@@ -158,13 +172,13 @@ class SingleTypeKVCacheManager:
         copies = there and not mine and first * self._block < write_from
         return BlockPlan(
             row=row, start=start, stop=stop, fresh=False, write_from=write_from, blocks=range(first, behind),
-            new=range(first + mine, behind), copied=[first] * copies, stays=set(), held={}, recycled=[], promised={},
+            new=range(first + mine, behind), copied=[first] * copies,
         )  # fmt: skip
 
-    def apply(self, plan: BlockPlan, step: int) -> list[CopyJob]:
-        """Carry a plan out in step ``step``. The pool must be ready for ``plan.wanted`` pages.
+    def apply(self, plan: BlockPlan) -> tuple[list[CopyJob], list[int]]:
+        """Carry a plan out. The pool must be ready for ``plan.wanted`` pages.
 
-        Pages let go are released when the step's receipt arrives: until then its layers, or copies, may read them.
+        Returns the copies it takes, and the pages let go: until the step's receipt its layers, or copies, may read them.
         """
         row = plan.row
         # Decoding plans all rows together: only then is it worth asking how long a row needs nothing.
@@ -172,8 +186,12 @@ class SingleTypeKVCacheManager:
         if plan.copied:
             self._to_copy[row] = 0
         if self._fixed is None:
-            return self._append(plan, step)
+            return self._append(plan)
         past = self.table[row].copy()
+        if plan.turns:
+            pages = past[self._columns(np.arange(plan.blocks[0], plan.blocks[-1] + 1))]
+            self._spans[row] = Span(plan=plan, pages=pages, past=past)
+            return [], []
         table = past.tolist()
         targets = self._pool.allocate(self.layout.bucket, plan.wanted).tolist() + [table[at] for at in plan.recycled]
         page_of = dict(zip([*plan.copied, *(b for b in plan.new if b not in plan.copied)], targets, strict=True))
@@ -181,28 +199,28 @@ class SingleTypeKVCacheManager:
         released = self._rewrite(plan, table, page_of)
         pages = [page_of[b] if b in page_of else table[self._column(b)] for b in plan.blocks]
         self._spans[row] = Span(plan=plan, pages=np.array(pages, np.int32), past=past)
-        self._promise(plan, table, page_of)
-        released += [page for block, page in page_of.items() if block not in plan.stays]
-        self._pool.release(released, step)
-        return jobs
+        if plan.promised:
+            self._promise(plan, table, page_of)
+            released += [page for block, page in page_of.items() if block not in plan.stays]
+        return jobs, released
 
     def _rewrite(self, plan: BlockPlan, table: list[int], page_of: dict[int, int]) -> list[int]:
         """Empty the columns of blocks that leave, and enter new pages of those that stay. Returns pages to be released.
 
         table: of the row, brought up to date. page_of: of the new blocks; those that only checkpoints keep are added.
         """
-        row, ring, owned = plan.row, self._ring[plan.row].tolist(), self._owned[plan.row].tolist()
+        row, owned, ring = plan.row, self._owned[plan.row].tolist(), [-1] * self._turning
         promised, released = set().union(*plan.promised.values()), []
         for block, at in plan.held.items():
             if block in plan.stays:
+                if at >= self._ring_start:
+                    ring[at - self._ring_start] = block
                 continue
             if block in promised and block not in page_of:
                 page_of[block] = table[at]
             elif at not in plan.recycled:
                 released.append(table[at])
             table[at], owned[at] = NO_PAGE, False
-            if at >= self._ring_start:
-                ring[at - self._ring_start] = -1
         for block in plan.new:
             if block not in plan.stays:
                 continue
@@ -214,21 +232,22 @@ class SingleTypeKVCacheManager:
                 ring[at - self._ring_start] = block
         self.table[row], self._ring[row], self._owned[row] = table, ring, owned
         self._filled[row] = len(table) - table.count(NO_PAGE)
+        # New pages are nobody else's, unless a checkpoint keeps them.
+        self._steady[row] = plan.fresh and not promised and bool(ring) and set(ring) == set(self._refilled(plan.start, plan.stop))
         return released
 
-    def _append(self, plan: BlockPlan, step: int) -> list[CopyJob]:
+    def _append(self, plan: BlockPlan) -> tuple[list[CopyJob], list[int]]:
         """Carry out a plan of a group that never lets go."""
         row, first, stop = plan.row, plan.blocks[0] if plan.blocks else 0, plan.blocks[-1] + 1 if plan.blocks else 0
         self._grow_table(stop)
         new = slice(stop - len(plan.new), stop)
-        old = self.table[row, new][: len(plan.copied)].copy()
+        old = self.table[row, new][: len(plan.copied)].tolist()
         targets = self._pool.allocate(self.layout.bucket, len(plan.new))
         self.table[row, new], self._owned[row, new] = targets, True
         if plan.new:
             self._filled[row] = max(int(self._filled[row]), stop)
         self._spans[row] = Span(plan=plan, pages=self.table[row, first:stop], past=targets[:0])
-        self._pool.release(old, step)
-        return self._copies(old.tolist(), plan.copied, dict(zip(plan.copied, targets.tolist(), strict=False)))
+        return self._copies(old, plan.copied, dict(zip(plan.copied, targets[:1].tolist(), strict=False))), old
 
     def _copies(self, sources: list[int], blocks: Sequence[int], page_of: dict[int, int]) -> list[CopyJob]:
         return [
@@ -285,12 +304,12 @@ class SingleTypeKVCacheManager:
         block = n // self._block
         if self._fixed is None:
             ring, fills = np.zeros((len(rows), 0), np.int64), block >= self._filled[rows]
-            return TurnPlan(rows=rows, n=n, column=block, ring=ring, fills=fills, reuses=np.zeros_like(fills))
+            return TurnPlan(rows=rows, n=n, column=block, ring=ring, fills=fills, reuses=np.zeros_like(fills), pages=NO_PAGES)
         column, ring = self._columns(block), self._settled(rows, n)
         fills = ~self._has(rows, block, ring)
         reuses = fills & (self.table[rows, column] != NO_PAGE) & self._owned[rows, column]
-        reuses[reuses] = self._pool.exclusive(self.table[rows[reuses], column[reuses]])
-        return TurnPlan(rows=rows, n=n, column=column, ring=ring, fills=fills, reuses=reuses)
+        pages = self.table[rows[reuses], column[reuses]]
+        return TurnPlan(rows=rows, n=n, column=column, ring=ring, fills=fills, reuses=reuses, pages=pages)
 
     def turn(self, plan: TurnPlan) -> np.ndarray:
         """Carry a plan out; returns the pages let go, for the caller to release. The pool must be ready for ``plan.wanted``."""
@@ -453,44 +472,35 @@ class SingleTypeKVCacheManager:
 
     # -- the step plan -----------------------------------------------------------------------------------------------------
 
-    def group_step(self, rows: np.ndarray, start: np.ndarray, query_start: np.ndarray) -> GroupStep:
-        """This group's part of the step whose spans were applied since the last call; R rows, T tokens in all."""
-        block = start // self._block
-        column = self._columns(block)
-        live, single = self._fixed is None, len(rows) == query_start[-1]
-        if live:
-            column = np.minimum(column, self.table.shape[1] - 1)
-        pages, places = self.table[rows, column], (start - block * self._block).astype(np.int32)
-        table = self.table if live else self.table.take(rows, axis=0)
-        fresh = np.full(len(rows), self.law.reads_before_writing)
+    def group_step(self, step: StepRows) -> GroupStep:
+        """This group's part of the step whose spans were applied since the last call."""
+        rows, live = step.rows, self._fixed is None
+        block = step.start // self._block
+        column = np.minimum(block, self.table.shape[1] - 1) if live else self._columns(block)
+        pages, places = self.table[rows, column], (step.start - block * self._block).astype(np.int32)
+        table, fresh = self.table if live else self.table.take(rows, axis=0), self._fresh[: len(rows)]
         if self.law.reads_before_writing and self._turned.any():
             turned = self._turned[rows]
             table[turned] = self._past[rows[turned]]
             self._turned[:] = False
-        if not single:
-            pages, places = np.repeat(pages, lengths := np.diff(query_start)), np.repeat(places, lengths)
-        for index in [i for i, row in enumerate(rows.tolist()) if row in self._spans] if self._spans else ():
-            span = self._spans[int(rows[index])]
-            fresh[index] = span.plan.fresh
-            part = slice(int(query_start[index]), int(query_start[index + 1]))
-            pages[part], places[part] = self._placed(span)
-            if span.plan.fresh and not live:
-                table[index] = span.past
-        self._spans.clear()
+        if step.lengths is not None:
+            pages, places = np.repeat(pages, step.lengths), np.repeat(places, step.lengths)
+        if self._spans:
+            fresh = fresh.copy()
+            self._place(step, table, fresh, pages, places)
         return GroupStep(
-            table=table, rows=rows.astype(np.int32) if live else np.arange(len(rows), dtype=np.int32), fixed=self._fixed,
-            turning=self._turning, block_tokens=self._block, fresh=fresh, write_page=pages, write_row=places,
+            table=table, rows=step.names if live else step.order, fixed=self._fixed, turning=self._turning,
+            block_tokens=self._block, fresh=fresh, write_page=pages, write_row=places,
         )  # fmt: skip
 
-    def _placed(self, span: Span) -> tuple[np.ndarray, np.ndarray]:
-        """Page and row of every token of a span; NO_PAGE where it is not stored."""
-        plan, size = span.plan, self._block
-        pages = np.full(plan.stop - plan.start, NO_PAGE, np.int32)
-        if self._fixed is None:
-            skipped = plan.write_from % size
-            stored = pages[max(0, plan.write_from - plan.start) :]
-            stored[:] = np.repeat(span.pages, size)[skipped : skipped + len(stored)]
-        else:
-            for block, page in zip(plan.blocks, span.pages.tolist(), strict=True):
-                pages[max(block * size - plan.start, 0) : (block + 1) * size - plan.start] = page
-        return pages, np.arange(plan.start, plan.stop, dtype=np.int32) % np.int32(size)
+    def _place(self, step: StepRows, table: np.ndarray, fresh: np.ndarray, pages: np.ndarray, places: np.ndarray) -> None:
+        """Enter the parts of requests that have a span, in place."""
+        for index, row in enumerate(step.rows.tolist()):
+            if (span := self._spans.pop(row, None)) is None:
+                continue
+            fresh[index] = span.plan.fresh
+            part = slice(int(step.query_start[index]), int(step.query_start[index + 1]))
+            pages[part], places[part] = span.placed(self._block, growing=self._fixed is None)
+            if span.plan.fresh and self._fixed is not None:
+                table[index] = span.past
+        self._spans.clear()

@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from octavo.base import block_range
 from octavo.cache.coordinator import KVCacheCoordinator
+from octavo.cache.group_step import StepRows
 from octavo.cache.hashing import NO_KEYS, PrefixHasher, root_key
 from octavo.cache.layout import CacheLayout, nests
 from octavo.sched.sampling import SamplingParams
@@ -151,7 +152,7 @@ class PrefixMachine(RuleBasedStateMachine):
             sampling=(SamplingParams(),),
             output_len=np.array([0], np.int32),
             branch=np.array([0], np.int32),
-            groups=tuple(group.group_step(rows, np.array([start]), query_start) for group in self.cache.groups),
+            groups=tuple(group.group_step(StepRows(rows, np.array([start]), query_start)) for group in self.cache.groups),
             copies=jobs,
         )
 

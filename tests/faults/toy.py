@@ -242,9 +242,9 @@ class Toy:
         if self.layout.groups[group].fixed is None:
             blocks = np.flatnonzero(manager.table[row] != NO_PAGE)
             return dict(zip(blocks.tolist(), manager.table[row, blocks].tolist(), strict=True))
-        steady, ring = bool(manager._steady[row]), manager._ring[row].copy()
-        manager.settle(row, self.cache.scheduled(self.requests[name]))
-        blocks = np.array(sorted(manager.held_blocks(row)), np.int64)
+        steady, ring, n = bool(manager._steady[row]), manager._ring[row].copy(), self.cache.scheduled(self.requests[name])
+        blocks = np.array(sorted(manager.held_blocks(row, n)), np.int64)
+        manager.settle(row, n)
         pages = manager.pages_of(row, blocks)
         manager._steady[row], manager._ring[row] = steady, ring
         return dict(zip(blocks.tolist(), pages.tolist(), strict=True))
