@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from octavo.base import NO_PAGE, Interval, blocks_of, ceil_div
+from octavo.cache.group_step import CopyJob
 
 NEVER = int(np.iinfo(np.int64).max)
 """A position that no request reaches."""
@@ -65,13 +66,26 @@ class BlockPlan:
         self.recycled = self.recycled[: len(self.new) - len(self.copied)]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Applied:
+    """What carrying out a plan asks of others: copies to be run, pages for one more reference, and pages let go.
+
+    Until the step's receipt its layers, or copies, may read what is let go.
+    """
+
+    jobs: Sequence[CopyJob] = ()
+    kept: Sequence[int] = ()
+    gone: Sequence[int] = ()
+
+
 @dataclass(kw_only=True, eq=False)
 class TurnPlan:
     """What one more token of several requests asks of one group. Made by ``plan_turn``, carried out by ``turn``.
 
     rows, n, column: [R] int64; token n's block has this column. ring: [R, turning], blocks in it now.
-    fills: bool [R], the column gets a page. reuses: bool [R], the one that is there if nobody else uses it (pages: those);
-    the others' are allocated.
+    fills: bool [R], the column gets a page. reuses: bool [R], the one that is there if nobody else uses it; the others' are
+    allocated. full: bool [R] or none, rings that are steady then if nobody else uses their pages.
+    pages: those the plan depends on: before ``turn`` of ``reuses``, behind it of ``full``.
     """
 
     rows: np.ndarray
@@ -81,6 +95,7 @@ class TurnPlan:
     fills: np.ndarray
     reuses: np.ndarray
     pages: np.ndarray
+    full: np.ndarray | None = None
 
     @property
     def wanted(self) -> int:

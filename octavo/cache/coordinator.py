@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
@@ -116,9 +117,11 @@ class KVCacheCoordinator:
         nodes = self.index.match(keys)
         stop = hit = min(limit, len(nodes))
         reach, width = dict.fromkeys(range(len(self.groups)), len(nodes)), _FIRST_LOOK
-        open_groups = set(self.bounded) if stop else set()
-        if not stop:
-            reach |= dict.fromkeys(self.bounded, 0)
+        # What a resume point claims is whole: nothing needs to be looked at.
+        ends_well = not stop or self.index.is_resume_point(int(nodes[stop - 1]))
+        if ends_well:
+            reach |= dict.fromkeys(self.bounded, stop)
+        open_groups = set() if ends_well else set(self.bounded)
         while open_groups:
             low = max(0, stop - width)
             good = np.ones(stop - low + 1, bool)
@@ -246,13 +249,15 @@ class KVCacheCoordinator:
         return plans
 
     def _recycle(self, plans: Sequence[tuple[int, BlockPlan | TurnPlan]]) -> None:
-        """Tell plans which of the pages they could recycle nobody else uses: one question for all groups."""
-        sizes = [len(plan.pages) for _, plan in plans]
-        if not any(sizes):
-            return
-        alone, stop = self.pool.exclusive(np.concatenate([plan.pages for _, plan in plans])), 0
-        for (_, plan), size in zip(plans, sizes, strict=True):
-            plan.recycle(alone[stop : (stop := stop + size)])
+        """Tell plans which of the pages they could recycle nobody else uses."""
+        for (_, plan), alone in zip(plans, self._alone([plan.pages for _, plan in plans]), strict=True):
+            plan.recycle(alone)
+
+    def _alone(self, pages: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Bool: of several arrays of pages, those that nobody else uses. One question for all groups."""
+        stops = list(accumulate(len(part) for part in pages))
+        alone = self.pool.exclusive(np.concatenate(pages)) if stops and stops[-1] else np.zeros(0, bool)
+        return [alone[stop - len(part) : stop] for part, stop in zip(pages, stops, strict=True)]
 
     def extend(self, plans: Sequence[tuple[int, BlockPlan]], step: int) -> bool:
         """Carry plans out if they fit, evicting and compacting as needed. False, and nothing changed, where they do not."""
@@ -260,14 +265,17 @@ class KVCacheCoordinator:
         if not self.pool.fits(wanted):
             return False
         self.make_ready(wanted)
+        kept: list[int] = []
         gone: list[int] = []
         for index, plan in plans:
-            jobs, released = self.groups[index].apply(plan)
-            self.jobs += jobs
-            gone += released
+            done = self.groups[index].apply(plan)
+            self.jobs += done.jobs
+            kept += done.kept
+            gone += done.gone
             if index in self.growing and len(plan.copied):
                 # The chain still stands on the page that was copied from.
                 self._keep_extra(plan.row, index, self._chains[plan.row].nodes, 0)
+        self.pool.retain(kept)
         self.pool.release(gone, step)
         return True
 
@@ -279,12 +287,8 @@ class KVCacheCoordinator:
         """
         due = [group.next_event[rows] <= n for group in self.groups]
         if rolls.any() and self.pool.fits(self._most_turns(due, rolls)):
-            self.kept_at[rows[rolls]] = n[rolls]
-            changes = [self.groups[index].keep(rows[rolls], n[rolls]) for index in self.rolling]
-            self.pool.keep(np.concatenate([kept for kept, _ in changes]))
-            self.pool.drop(np.concatenate([dropped for _, dropped in changes]))
-            for index in self.rolling:
-                due[index] |= rolls
+            for index, turns in zip(self.rolling, self._roll(rows[rolls], n[rolls], step), strict=True):
+                due[index][rolls] = turns
         plans = [(i, self.groups[i].plan_turn(rows[at], n[at])) for i, at in enumerate(due) if at.any()]
         self._recycle(plans)
         wanted = self.wanted(plans)
@@ -292,8 +296,26 @@ class KVCacheCoordinator:
             return False
         self.make_ready(wanted)
         gone = [self.groups[index].turn(plan) for index, plan in plans]
+        for (index, plan), alone in zip(plans, self._alone([plan.pages for _, plan in plans]), strict=True):
+            self.groups[index].schedule(plan, alone)
         self.pool.release(np.concatenate(gone) if gone else [], step)
         return True
+
+    def _roll(self, rows: np.ndarray, n: np.ndarray, step: int) -> list[np.ndarray]:
+        """Leave checkpoints behind at ``n`` tokens. For every rolling group, bool [R]: rows that must turn now."""
+        self.kept_at[rows] = n
+        kept, dropped, gone, turns = [], [], [], []
+        for index in self.rolling:
+            traded, pages = self.groups[index].trade(rows, n)
+            now, before = self.groups[index].keep(rows[~traded], n[~traded])
+            kept += [pages, now]
+            dropped.append(before)
+            gone.append(pages)
+            turns.append(~traded)
+        self.pool.keep(np.concatenate(kept))
+        self.pool.release(np.concatenate(gone), step)
+        self.pool.drop(np.concatenate(dropped))
+        return turns
 
     def _most_turns(self, due: Sequence[np.ndarray], rolls: np.ndarray) -> list[int]:
         """Pages per bucket that are wanted at most where rows roll: a page for every row and group with something to do."""

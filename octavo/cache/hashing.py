@@ -22,6 +22,9 @@ NO_KEYS = np.zeros(0, KEY)
 
 _LANES = 2
 
+_BLOCK = 2048
+"""Units hashed at a time, in buffers that stay: fresh memory costs as much as the sums."""
+
 
 def root_key(*salts: bytes, seed: int) -> bytes:
     """The key of the empty prefix: changes with any salt (model, cache dtype, layout, adapter, tenant)."""
@@ -36,6 +39,7 @@ class PrefixHasher:
         self._unit = unit
         self._streams = [np.random.Philox(key=[seed % 2**64, lane]) for lane in range(_LANES)]
         self._factors = np.zeros((_LANES, 0, unit), np.uint64)
+        self._words, self._sums = np.empty((_BLOCK, unit), np.uint64), np.empty(_BLOCK, np.uint64)
 
     def extend(self, keys: np.ndarray, tokens: np.ndarray, *, root: bytes) -> np.ndarray:
         """``keys`` (KEY [K]), and those of all further whole units of ``tokens`` (int32, from position 0)."""
@@ -43,14 +47,19 @@ class PrefixHasher:
         if units <= known:
             return keys
         self._grow(units)
-        words = tokens[known * self._unit : units * self._unit].astype(np.uint64).reshape(-1, self._unit)
-        words += np.uint64(1)
         lanes = np.empty((units, _LANES), np.uint64)
         lanes[:known] = keys.view(np.uint64).reshape(-1, _LANES)
         last = lanes[known - 1] if known else np.frombuffer(root, np.uint64)
-        for lane in range(_LANES):
-            sums = np.einsum("ut,ut->u", words, self._factors[lane, known:units])
-            lanes[known:, lane] = np.cumsum(sums) + last[lane]
+        for first in range(known, units, _BLOCK):
+            stop = min(first + _BLOCK, units)
+            words, sums = self._words[: stop - first], self._sums[: stop - first]
+            words[:] = tokens[first * self._unit : stop * self._unit].reshape(words.shape)
+            words += np.uint64(1)
+            for lane in range(_LANES):
+                np.einsum("ut,ut->u", words, self._factors[lane, first:stop], out=sums)
+                sums[:1] += last[lane : lane + 1]
+                np.add.accumulate(sums, out=lanes[first:stop, lane])
+            last = lanes[stop - 1]
         return lanes.view(KEY).reshape(-1)
 
     def _grow(self, units: int) -> None:

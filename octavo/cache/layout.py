@@ -55,6 +55,38 @@ class GroupLayout:
             return blocks
         return blocks - (blocks - self.fixed - self.turning) * (blocks > self.fixed + self.turning)
 
+    def columns(self, blocks: np.ndarray) -> np.ndarray:
+        """Table columns of blocks."""
+        if self.fixed is None:
+            return blocks
+        if not self.fixed:
+            return blocks % max(1, self.turning)
+        return np.where(blocks < self.fixed, blocks, self.fixed + (blocks - self.fixed) % max(1, self.turning))
+
+    def column(self, block: int) -> int:
+        """Table column of a block."""
+        fixed = self.fixed
+        return block if fixed is None or block < fixed else fixed + (block - fixed) % max(1, self.turning)
+
+    def reads_fresh(self, start: int, stop: int) -> bool:
+        """Must tokens ``[start, stop)`` be attended to before they are stored? Not while they and their past fit the ring."""
+        if self.fixed is None:
+            return False
+        law = self.group.law
+        if law.reads_before_writing:
+            return True
+        oldest = max(min(law.first(start), start), law.prefix or 0) if start else 0
+        return ceil_div(stop, self.block_tokens) - min(oldest, start) // self.block_tokens > self.turning
+
+    def refills(self, start: int, stop: int) -> range:
+        """Blocks that fresh tokens ``[start, stop)`` enter besides what is needed: the ring's last, if computed whole.
+
+        A full ring is steady, and its pages are charged for anyway. Not of laws that hand pages back.
+        """
+        behind = ceil_div(stop, self.block_tokens)
+        first = max(behind - self.turning, self.fixed or 0, ceil_div(start, self.block_tokens))
+        return range(first, behind) if self.group.law.next_release(0) is None else range(0)
+
     def reaches_back(self, unit: int) -> bool:
         """Does a ring that has turned for less than ``unit`` tokens since a multiple of it still have all it needed there?
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from octavo.base import NO_PAGE, blocks_of, ceil_div
-from octavo.cache.block_plan import NEVER, NO_PAGES, BlockPlan, Promise, Span, TurnPlan, blocks_in
+from octavo.cache.block_plan import NEVER, NO_PAGES, Applied, BlockPlan, Promise, Span, TurnPlan, blocks_in
 from octavo.cache.group_step import CopyJob, GroupStep, StepRows
 from octavo.cache.layout import GroupLayout
 from octavo.memory.pool import PagePool
@@ -34,7 +34,7 @@ class SingleTypeKVCacheManager:
         self.law = layout.group.law
         self._pool, self._block = pool, layout.block_tokens
         self._fixed, self._turning = layout.fixed, layout.turning
-        self._ring_start = layout.fixed or 0
+        self._ring_start, self._column, self._columns = layout.fixed or 0, layout.column, layout.columns
         columns = 16 if layout.fixed is None else layout.fixed + layout.turning
         self.table = np.full((rows, columns), NO_PAGE, np.int32)
         self._owned = np.zeros((rows, columns), bool)
@@ -49,17 +49,10 @@ class SingleTypeKVCacheManager:
         self._promises: dict[int, dict[int, Promise]] = {}
         # Of laws that read a page and write another for one token: the table as it was, and for which rows that counts.
         self._past, self._turned = np.zeros_like(self.table), np.zeros(rows, bool)
-        # By column, the pages of the newest checkpoint that decoding has left behind.
+        # By column, the newest checkpoint that decoding has left behind.
         self.kept = np.full_like(self.table, NO_PAGE)
 
     # -- addresses ---------------------------------------------------------------------------------------------------------
-
-    def _columns(self, blocks: np.ndarray) -> np.ndarray:
-        if self._fixed is None:
-            return blocks
-        if not self._fixed:
-            return blocks % max(1, self._turning)
-        return np.where(blocks < self._fixed, blocks, self._fixed + (blocks - self._fixed) % max(1, self._turning))
 
     def _holds(self, row: int, blocks: np.ndarray) -> np.ndarray:
         """Where the table has the block itself, not another in its column."""
@@ -82,10 +75,6 @@ class SingleTypeKVCacheManager:
     def blocks_needed(self, n: int) -> np.ndarray:
         """Blocks that computing token ``n`` needs, ascending."""
         return blocks_in(self.law.needs(n), self._block)
-
-    def _column(self, block: int) -> int:
-        start = self._ring_start
-        return block if block < start or self._fixed is None else start + (block - start) % max(1, self._turning)
 
     def held_blocks(self, row: int, n: int) -> dict[int, int]:
         """Blocks in the table of a bounded row of ``n`` tokens, each with its column."""
@@ -121,22 +110,13 @@ class SingleTypeKVCacheManager:
             # Until its next plan the row is looked after again, whatever becomes of the one that asked.
             self.next_event[row] = min(self.next_event[row], n)
 
-    def reads_fresh(self, start: int, stop: int) -> bool:
-        """Must tokens ``[start, stop)`` be attended to before they are stored? Not while they and their past fit the ring."""
-        if self._fixed is None:
-            return False
-        if self.law.reads_before_writing:
-            return True
-        oldest = max(min(self.law.first(start), start), self.law.prefix or 0) if start else 0
-        return ceil_div(stop, self._block) - min(oldest, start) // self._block > self._turning
-
     def plan(self, row: int, start: int, stop: int, *, marks: Sequence[int] = (), write_from: int = 0) -> BlockPlan:
         """What tokens ``[start, stop)`` need, with checkpoints after ``marks`` tokens. Changes nothing."""
         assert start < stop and all(start < mark <= stop for mark in marks)
         if self._fixed is None:
             return self._plan_append(row, start, stop, max(start, write_from))
-        fresh, size = self.reads_fresh(start, stop), self._block
-        refills = self._refilled(start, stop) if fresh else range(0)
+        fresh, size = self.layout.reads_fresh(start, stop), self._block
+        refills = self.layout.refills(start, stop) if fresh else range(0)
         if len(refills) == self._turning and self._steady[row] and not marks:
             return BlockPlan(row=row, start=start, stop=stop, fresh=True, write_from=start, blocks=refills, turns=True)
         promised = {mark: blocks_of(self.law.needs(mark), size) for mark in marks}
@@ -155,15 +135,6 @@ class SingleTypeKVCacheManager:
             stays=stays, held=held, loose=loose, pages=self.table[row, loose], promised=promised,
         )  # fmt: skip
 
-    def _refilled(self, start: int, stop: int) -> range:
-        """Blocks that a step which reads before it stores enters besides what is needed: the ring's last that it computes whole.
-
-        A full ring is steady, and its pages are charged for anyway. Not of laws that hand pages back.
-        """
-        behind = ceil_div(stop, self._block)
-        first = max(behind - self._turning, self._ring_start, ceil_div(start, self._block))
-        return range(first, behind) if self.law.next_release(0) is None else range(0)
-
     def _plan_append(self, row: int, start: int, stop: int, write_from: int) -> BlockPlan:
         """The same for a group that never lets go: of what is written, only the first block may be there already."""
         first, behind = write_from // self._block, ceil_div(stop, self._block) if write_from < stop else 0
@@ -175,11 +146,8 @@ class SingleTypeKVCacheManager:
             new=range(first + mine, behind), copied=[first] * copies,
         )  # fmt: skip
 
-    def apply(self, plan: BlockPlan) -> tuple[list[CopyJob], list[int]]:
-        """Carry a plan out. The pool must be ready for ``plan.wanted`` pages.
-
-        Returns the copies it takes, and the pages let go: until the step's receipt its layers, or copies, may read them.
-        """
+    def apply(self, plan: BlockPlan) -> Applied:
+        """Carry a plan out. The pool must be ready for ``plan.wanted`` pages."""
         row = plan.row
         # Decoding plans all rows together: only then is it worth asking how long a row needs nothing.
         self.next_event[row] = plan.stop
@@ -191,18 +159,18 @@ class SingleTypeKVCacheManager:
         if plan.turns:
             pages = past[self._columns(np.arange(plan.blocks[0], plan.blocks[-1] + 1))]
             self._spans[row] = Span(plan=plan, pages=pages, past=past)
-            return [], []
+            return Applied()
         table = past.tolist()
         targets = self._pool.allocate(self.layout.bucket, plan.wanted).tolist() + [table[at] for at in plan.recycled]
         page_of = dict(zip([*plan.copied, *(b for b in plan.new if b not in plan.copied)], targets, strict=True))
         jobs = self._copies([table[plan.held[block]] for block in plan.copied], plan.copied, page_of)
-        released = self._rewrite(plan, table, page_of)
+        gone, kept = self._rewrite(plan, table, page_of), []
         pages = [page_of[b] if b in page_of else table[self._column(b)] for b in plan.blocks]
         self._spans[row] = Span(plan=plan, pages=np.array(pages, np.int32), past=past)
         if plan.promised:
-            self._promise(plan, table, page_of)
-            released += [page for block, page in page_of.items() if block not in plan.stays]
-        return jobs, released
+            kept = self._promise(plan, table, page_of)
+            gone += [page for block, page in page_of.items() if block not in plan.stays]
+        return Applied(jobs=jobs, kept=kept, gone=gone)
 
     def _rewrite(self, plan: BlockPlan, table: list[int], page_of: dict[int, int]) -> list[int]:
         """Empty the columns of blocks that leave, and enter new pages of those that stay. Returns pages to be released.
@@ -233,10 +201,10 @@ class SingleTypeKVCacheManager:
         self.table[row], self._ring[row], self._owned[row] = table, ring, owned
         self._filled[row] = len(table) - table.count(NO_PAGE)
         # New pages are nobody else's, unless a checkpoint keeps them.
-        self._steady[row] = plan.fresh and not promised and bool(ring) and set(ring) == set(self._refilled(plan.start, plan.stop))
+        self._steady[row] = plan.fresh and not promised and set(ring) == set(self.layout.refills(plan.start, plan.stop))
         return released
 
-    def _append(self, plan: BlockPlan) -> tuple[list[CopyJob], list[int]]:
+    def _append(self, plan: BlockPlan) -> Applied:
         """Carry out a plan of a group that never lets go."""
         row, first, stop = plan.row, plan.blocks[0] if plan.blocks else 0, plan.blocks[-1] + 1 if plan.blocks else 0
         self._grow_table(stop)
@@ -247,7 +215,9 @@ class SingleTypeKVCacheManager:
         if plan.new:
             self._filled[row] = max(int(self._filled[row]), stop)
         self._spans[row] = Span(plan=plan, pages=self.table[row, first:stop], past=targets[:0])
-        return self._copies(old, plan.copied, dict(zip(plan.copied, targets[:1].tolist(), strict=False))), old
+        return Applied(
+            jobs=self._copies(old, plan.copied, dict(zip(plan.copied, targets[:1].tolist(), strict=False))), gone=old
+        )
 
     def _copies(self, sources: list[int], blocks: Sequence[int], page_of: dict[int, int]) -> list[CopyJob]:
         return [
@@ -255,21 +225,31 @@ class SingleTypeKVCacheManager:
             for block, source in zip(blocks, sources, strict=True)
         ]
 
-    def _promise(self, plan: BlockPlan, table: list[int], page_of: dict[int, int]) -> None:
+    def _promise(self, plan: BlockPlan, table: list[int], page_of: dict[int, int]) -> list[int]:
+        """Note what checkpoints keep; returns the pages, for the caller to retain."""
+        kept: list[int] = []
         for mark, blocks in plan.promised.items():
             assert all(block in page_of or block in plan.stays for block in blocks), "a checkpoint's blocks are held"
-            pages = np.array([page_of[b] if b in page_of else table[self._column(b)] for b in blocks], np.int32)
-            self._pool.retain(pages)
-            self._promises.setdefault(plan.row, {})[mark] = Promise(blocks=np.array(blocks, np.int64), pages=pages)
+            pages = [page_of[b] if b in page_of else table[self._column(b)] for b in blocks]
+            promise = Promise(blocks=np.array(blocks, np.int64), pages=np.array(pages, np.int32))
+            self._promises.setdefault(plan.row, {})[mark] = promise
+            kept += pages
+        return kept
 
-    def _schedule_events(self, rows: np.ndarray, n: np.ndarray) -> None:
-        """Note at which ``start`` these rows, with ``n`` tokens, need more than the next row of a page they own."""
+    def schedule(self, plan: TurnPlan, alone: np.ndarray) -> None:
+        """Note at which ``start`` rows that have turned need more than the next row of a page they own.
+
+        alone: bool, of ``plan.pages``, those that nobody else uses.
+        """
+        rows, n = plan.rows, plan.n + 1
         block, inside = n // self._block, n % self._block > 0
         if self._fixed is None:
             at = np.minimum(block, self.table.shape[1] - 1)
             self.next_event[rows] = np.where(inside & self._owned[rows, at], (block + 1) * self._block, n)
             return
-        steady = self._steady_rings(rows, block)
+        steady = np.zeros(len(rows), bool) if plan.full is None else plan.full
+        if len(alone):
+            steady[steady] = alone.reshape(-1, self._turning).all(axis=1)
         self._steady[rows] = steady
         release = self.law.next_release(n - 1)
         idle: Any = NEVER if release is None else release
@@ -278,15 +258,10 @@ class SingleTypeKVCacheManager:
             writable = inside & self._has(rows, block, self._ring[rows]) & self._owned[rows, self._columns(block)]
         self.next_event[rows] = np.where(steady, idle, np.where(writable, (block + 1) * self._block, n))
 
-    def _steady_rings(self, rows: np.ndarray, block: np.ndarray) -> np.ndarray:
-        """Bool [R]: rings full of pages that nobody else uses, with the block to be written behind the fixed ones."""
-        if not self._turning:
-            return np.zeros(len(rows), bool)
-        steady = (self._ring[rows] >= 0).all(axis=1) & self._owned[rows, self._ring_start :].all(axis=1)
-        steady &= block >= self._ring_start
-        pages = self.table[rows[steady], self._ring_start :]
-        steady[steady] = self._pool.exclusive(pages).reshape(pages.shape).all(axis=1)
-        return steady
+    def _full_rings(self, rows: np.ndarray, block: np.ndarray) -> np.ndarray:
+        """Bool [R]: rings full of pages of the rows' own, with the block to be written behind the fixed ones."""
+        full = (self._ring[rows] >= 0).all(axis=1) & self._owned[rows, self._ring_start :].all(axis=1)
+        return np.asarray(full & (block >= self._ring_start))
 
     def _has(self, rows: np.ndarray, block: np.ndarray, ring: np.ndarray) -> np.ndarray:
         """Bool [R]: does each bounded row's table have this block of its own?"""
@@ -312,7 +287,10 @@ class SingleTypeKVCacheManager:
         return TurnPlan(rows=rows, n=n, column=column, ring=ring, fills=fills, reuses=reuses, pages=pages)
 
     def turn(self, plan: TurnPlan) -> np.ndarray:
-        """Carry a plan out; returns the pages let go, for the caller to release. The pool must be ready for ``plan.wanted``."""
+        """Carry a plan out, but for ``schedule``; returns the pages let go, for the caller to release.
+
+        The pool must be ready for ``plan.wanted``.
+        """
         rows, fills = plan.rows[plan.fills], plan.column[plan.fills]
         moved = ~plan.reuses[plan.fills]
         takers, into = rows[moved], fills[moved]
@@ -332,7 +310,10 @@ class SingleTypeKVCacheManager:
         gone = old[replaced]
         if self.law.next_release(0) is not None:
             gone = np.concatenate([gone, self._hand_back(plan)])
-        self._schedule_events(plan.rows, plan.n + 1)
+        plan.pages = NO_PAGES
+        if self._turning:
+            plan.full = self._full_rings(plan.rows, (plan.n + 1) // self._block)
+            plan.pages = self.table[plan.rows[plan.full], self._ring_start :].reshape(-1)
         return gone
 
     def _hand_back(self, plan: TurnPlan) -> np.ndarray:
@@ -346,6 +327,22 @@ class SingleTypeKVCacheManager:
         return gone
 
     # -- the newest checkpoint of decoding ---------------------------------------------------------------------------------
+
+    def trade(self, rows: np.ndarray, n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Where a ring of one page is read and then written, write token ``n`` to the page of the last checkpoint, and keep the
+        ring's in its place: ``keep`` and a turn in one. Bool [R], rows for which that was done, and the pages to be kept and
+        released; of the others nothing has changed.
+        """
+        traded = np.zeros(len(rows), bool)
+        if self.law.reads_before_writing and self.table.shape[1] == 1:
+            traded = (self.kept[rows, 0] != NO_PAGE) & (self._settled(rows, n)[:, 0] == (n - 1) // self._block)
+            traded[traded] = self._pool.reclaim(self.kept[rows[traded], 0])
+        rows, n = rows[traded], n[traded]
+        pages = self._past[rows] = self.table[rows]
+        self.table[rows], self.kept[rows] = self.kept[rows], pages
+        self._turned[rows] = self._owned[rows] = self._steady[rows] = True
+        self.next_event[rows] = NEVER
+        return traded, pages.reshape(-1)
 
     def keep(self, rows: np.ndarray, n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Note the pages that resuming at ``n`` needs. Returns those to keep now, and those to drop. A turn must follow."""

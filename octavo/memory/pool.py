@@ -24,6 +24,8 @@ _NO_BUCKET = -1
 # Plain integers: numpy is several times slower with enum members.
 _FREE, _HELD, _CACHED, _LIMBO = (int(state) for state in PageState)
 _STATES = len(PageState)
+# What a page that goes from one state to another adds to the counts of states: [before * states + after, states].
+_PAIRS = np.tile(np.eye(_STATES, dtype=np.int64), (_STATES, 1)) - np.repeat(np.eye(_STATES, dtype=np.int64), _STATES, axis=0)
 
 
 class PagePool:
@@ -166,7 +168,7 @@ class PagePool:
             return
         ids, times = _tally(self._live(pages))
         self._references[ids] += times
-        self._transition(ids, self._flat_states[ids], np.full(len(ids), _HELD, np.uint8))
+        self._transition(ids, _HELD)
 
     def release(self, pages: npt.ArrayLike, step: int | None = None) -> None:
         """One reference fewer per entry; where a step is named, it takes the references over until ``retire``.
@@ -183,8 +185,7 @@ class PagePool:
         else:
             self._in_flight[ids] += times
             self._limbo.append((step, rows))
-            after = np.where(self._references[ids] > self._in_flight[ids], _HELD, _LIMBO).astype(np.uint8)
-            self._transition(ids, self._flat_states[ids], after)
+            self._transition(ids, np.where(self._references[ids] > self._in_flight[ids], _HELD, _LIMBO))
 
     def keep(self, pages: npt.ArrayLike) -> None:
         """One more use by the prefix index per entry of ``pages``; what is held, cached or in limbo stays so."""
@@ -197,6 +198,15 @@ class PagePool:
         left = self._uses[ids] - times
         self._demand(left >= 0, ids, "dropped more often than kept")
         self._settle(ids, self._references[ids], left)
+
+    def reclaim(self, pages: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+        """Turn the caller's use of cached pages into a reference. Bool: only where nobody else uses or pins the page."""
+        ids = self._live(pages)
+        mine = (self._references[ids] == 0) & (self._uses[ids] + self._pins[ids] == 1)
+        ids = ids[mine]
+        self._references[ids], self._uses[ids] = 1, 0
+        self._transition(ids, _HELD)
+        return np.asarray(mine, np.bool_)
 
     def pin(self, pages: npt.ArrayLike) -> None:
         """Forbid that these held or cached pages move. Counts; every pin wants an ``unpin``."""
@@ -249,20 +259,18 @@ class PagePool:
         offsets = np.asarray(pages, dtype=np.int64).reshape(-1)
         slab = offsets // self.layout.slab_units
         # Unsigned, what is negative is too large.
-        if len(slab) and slab.view(np.uint64).max() >= self.layout.num_slabs:
+        if np.maximum.reduce(slab.view(np.uint64), initial=0) >= self.layout.num_slabs:
             raise AssertionError(f"no page of this arena: {offsets[(slab < 0) | (slab >= self.layout.num_slabs)][:8]}")
-        index, inside = np.divmod(offsets - slab * self.layout.slab_units, self._slab_page_units[slab])
-        return slab * self._width + index, (inside == 0) & (index < self._slab_pages[slab])
+        inside, units = offsets - slab * self.layout.slab_units, self._slab_page_units[slab]
+        index = inside // units
+        return slab * self._width + index, (index * units == inside) & (index < self._slab_pages[slab])
 
     def _live(self, pages: npt.ArrayLike) -> Ids:
         """Rows of pages that are not free. AssertionError where one is."""
         ids, known = self._locate(pages)
-        if not known.all():
-            raise AssertionError(f"no pages at present: {np.asarray(pages).reshape(-1)[~known][:8]}")
-        states = self._flat_states[ids]
-        live = states != _FREE
-        if not live.all():
-            raise AssertionError(f"free pages: {np.asarray(pages).reshape(-1)[~live][:8]}")
+        live = known & (self._flat_states[ids * known] != _FREE)
+        if np.count_nonzero(live) < len(live):
+            raise AssertionError(f"no pages at present: {np.asarray(pages).reshape(-1)[~live][:8]}")
         return ids
 
     def _read(self, values: npt.NDArray[np.int32], pages: npt.ArrayLike) -> npt.NDArray[np.int32]:
@@ -270,7 +278,7 @@ class PagePool:
         return np.asarray(np.where(known, values[ids * known], 0), np.int32)
 
     def _demand(self, good: npt.NDArray[np.bool_], ids: Ids, complaint: str) -> None:
-        if not good.all():
+        if np.count_nonzero(good) < len(good):
             where = [(int(i) // self._width, int(i) % self._width) for i in ids[~good][:8]]
             raise AssertionError(f"pages (slab, index) {where} {complaint}")
 
@@ -278,27 +286,26 @@ class PagePool:
 
     def _settle(self, ids: Ids, references: Any, uses: Any) -> None:
         """Store new counts of live pages (ids ascending, unique) and the states that follow from them."""
-        gone = (references == 0) & (uses == 0)
-        leaves = bool(gone.any())
+        gone = (references | uses) == 0
+        leaves = np.count_nonzero(gone) > 0
         if leaves and len(self._pinned):
             self._demand(~gone | (self._pins[ids] == 0), ids, "pinned, and would lose their last reference and use")
         self._references[ids] = references
         self._uses[ids] = uses
-        after = np.where(references > self._in_flight[ids], _HELD, np.where(references > 0, _LIMBO, _CACHED)).astype(np.uint8)
+        after = np.where(references > self._in_flight[ids], _HELD, np.where(references > 0, _LIMBO, _CACHED))
         after[gone] = _FREE
-        self._transition(ids, self._flat_states[ids], after)
+        self._transition(ids, after)
         if leaves:
             self._vacate(ids[gone])
 
-    def _transition(self, ids: Ids, before: npt.NDArray[np.uint8], after: npt.NDArray[np.uint8]) -> None:
-        changed = before != after
-        if not changed.any():
+    def _transition(self, ids: Ids, after: Any) -> None:
+        """Enter states (of every page, or one for all) and count them. The bucket of their slabs must be there."""
+        before = self._flat_states[ids]
+        if not np.count_nonzero(before != after):
             return
         self._flat_states[ids] = after
-        row = self._slab_bucket[ids[changed] // self._width].astype(np.int64) * _STATES
-        size = self._counts.size
-        delta = np.bincount(row + after[changed], minlength=size) - np.bincount(row + before[changed], minlength=size)
-        self._counts += delta.reshape(self._counts.shape)
+        pairs = self._slab_bucket[ids // self._width] * _STATES**2 + before * np.uint8(_STATES) + after
+        self._counts += np.bincount(pairs, minlength=_STATES * self._counts.size).reshape(-1, _STATES**2) @ _PAIRS
 
     def _vacate(self, ids: Ids) -> None:
         """Account for pages (ascending) that have just become free; slabs without a used page leave their bucket."""
@@ -413,7 +420,7 @@ class PagePool:
             targets=self._pages(bucket, targets),
             units=self.layout.page_units[bucket],
         )
-        self._transition(sources, states, np.full(len(sources), _FREE, np.uint8))
+        self._transition(sources, _FREE)
         self._vacate(sources)
         return moves
 

@@ -142,6 +142,16 @@ class PoolMachine(RuleBasedStateMachine):
         for address in pages:
             self.model.pages[address].uses += 1
 
+    @rule(data=st.data())
+    def reclaim(self, data: st.DataObject) -> None:
+        pages = sorted(set(self.draw(data)))
+        mine = self.pool.reclaim(np.array(pages, np.int32)).tolist()
+        for address, taken in zip(pages, mine, strict=True):
+            page = self.model.pages[address]
+            assert taken == (page.references == 0 and page.uses == 1 and not page.pins)
+            if taken:
+                page.references, page.uses = 1, 0
+
     @rule(data=st.data(), which=st.sampled_from(["requests", "uses"]))
     def let_go(self, data: st.DataObject, which: str) -> None:
         pages = self.draw(data)
