@@ -36,7 +36,8 @@ class BlockPlan:
     blocks: blocks written, ascending. new: those that need a page. copied: those of new whose older rows must come along.
     Of groups that let go, besides: stays: blocks the table holds afterwards. held: those it holds now, and their columns.
     loose: columns whose page can become a new block's if nobody else uses it; pages: what they hold. recycled: those that do.
-    promised: for every checkpoint its blocks. turns: the ring is steady, and written from end to end: no page changes hands.
+    promised: for every checkpoint its blocks. refills: the ring is written from end to end. turns: and it is steady, so that no
+    page changes hands.
     """
 
     row: int
@@ -53,6 +54,7 @@ class BlockPlan:
     pages: np.ndarray = field(default_factory=lambda: NO_PAGES)
     recycled: Sequence[int] = ()
     promised: dict[int, list[int]] = field(default_factory=dict)
+    refills: bool = False
     turns: bool = False
 
     @property

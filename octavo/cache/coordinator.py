@@ -19,7 +19,7 @@ import numpy as np
 
 from octavo.base import NO_PAGE, ceil_div
 from octavo.cache.block_plan import NEVER, BlockPlan, Promise, TurnPlan, blocks_in
-from octavo.cache.group_step import CopyJob
+from octavo.cache.group_step import CopyJob, copy_jobs
 from octavo.cache.layout import CacheLayout, pages_by_bucket
 from octavo.cache.prefix import ROOT, Claim, PrefixIndex
 from octavo.cache.single_type import SingleTypeKVCacheManager
@@ -239,18 +239,14 @@ class KVCacheCoordinator:
         self, row: int, start: int, stop: int, *, marks: Sequence[int] = (), shared: int = 0
     ) -> list[tuple[int, BlockPlan]]:
         """What every group needs for tokens ``[start, stop)``. ``shared``: tokens growing groups have."""
-        plans = []
-        for index, group in enumerate(self.groups):
-            if index in self.growing:
-                plans.append((index, group.plan(row, start, stop, write_from=shared)))
-            else:
-                plans.append((index, group.plan(row, start, stop, marks=marks)))
+        plans = [(i, group.plan(row, start, stop, marks=marks, write_from=shared)) for i, group in enumerate(self.groups)]
         self._recycle(plans)
         return plans
 
     def _recycle(self, plans: Sequence[tuple[int, BlockPlan | TurnPlan]]) -> None:
         """Tell plans which of the pages they could recycle nobody else uses."""
-        for (_, plan), alone in zip(plans, self._alone([plan.pages for _, plan in plans]), strict=True):
+        asking = [plan for _, plan in plans if len(plan.pages)]
+        for plan, alone in zip(asking, self._alone([plan.pages for plan in asking]), strict=True):
             plan.recycle(alone)
 
     def _alone(self, pages: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -307,11 +303,12 @@ class KVCacheCoordinator:
         kept, dropped, gone, turns = [], [], [], []
         for index in self.rolling:
             traded, pages = self.groups[index].trade(rows, n)
-            now, before = self.groups[index].keep(rows[~traded], n[~traded])
+            left = ~traded
+            now, before = self.groups[index].keep(rows[left], n[left])
             kept += [pages, now]
             dropped.append(before)
             gone.append(pages)
-            turns.append(~traded)
+            turns.append(left)
         self.pool.keep(np.concatenate(kept))
         self.pool.release(np.concatenate(gone), step)
         self.pool.drop(np.concatenate(dropped))
@@ -343,10 +340,7 @@ class KVCacheCoordinator:
             if moves is None:
                 assert self.index.evict() or self._give_up_kept(), "what fits can be made ready"
                 continue
-            self.jobs += [
-                CopyJob(source=source, target=target, units=moves.units)
-                for source, target in zip(moves.sources.tolist(), moves.targets.tolist(), strict=True)
-            ]
+            self.jobs += copy_jobs(moves.sources.tolist(), moves.targets.tolist(), moves.units)
             self._remap(Remap(moves.sources, moves.targets))
             self.compactions, self.moved_pages = self.compactions + 1, self.moved_pages + len(moves.sources)
 

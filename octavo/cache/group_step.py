@@ -6,6 +6,7 @@ step; knows no requests.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,11 @@ class CopyJob:
     source: int
     target: int
     units: int
+
+
+def copy_jobs(sources: Iterable[int], targets: Iterable[int], units: int) -> list[CopyJob]:
+    """A job for every source and its target."""
+    return [CopyJob(source=source, target=target, units=units) for source, target in zip(sources, targets, strict=True)]
 
 
 class StepRows:

@@ -451,8 +451,8 @@ class KVCacheManager:
     # -- reports -----------------------------------------------------------------------------------------------------------
 
     def _held_bytes(self, row: int) -> int:
-        groups, unit = self.coordinator.groups, self.layout.arena.unit_bytes
-        return sum(group.num_held(row) * group.layout.page_units * unit for group in groups)
+        units = sum(group.num_held(row) * group.layout.page_units for group in self.coordinator.groups)
+        return units * self.layout.arena.unit_bytes
 
     def report(self, request_id: str) -> CacheReport:
         """What a running request holds."""

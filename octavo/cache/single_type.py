@@ -20,7 +20,7 @@ import numpy as np
 
 from octavo.base import NO_PAGE, blocks_of, ceil_div
 from octavo.cache.block_plan import NEVER, NO_PAGES, Applied, BlockPlan, Promise, Span, TurnPlan, blocks_in
-from octavo.cache.group_step import CopyJob, GroupStep, StepRows
+from octavo.cache.group_step import GroupStep, StepRows, copy_jobs
 from octavo.cache.layout import GroupLayout
 from octavo.memory.pool import PagePool
 from octavo.memory.remap import Remap
@@ -78,10 +78,15 @@ class SingleTypeKVCacheManager:
 
     def held_blocks(self, row: int, n: int) -> dict[int, int]:
         """Blocks in the table of a bounded row of ``n`` tokens, each with its column."""
-        fixed = {column: column for column in range(self._ring_start) if self.table[row, column] != NO_PAGE}
-        ring = self._settled(np.array([row]), np.array([n]))[0] if self._steady[row] else self._ring[row]
-        turning = enumerate(ring.tolist(), self._ring_start)
-        return fixed | {block: column for column, block in turning if block >= 0}
+        if self._steady[row]:
+            behind = (n - 1) // self._block + 1
+            held = {block: self._column(block) for block in range(behind - self._turning, behind)}
+        else:
+            held = {block: column for column, block in enumerate(self._ring[row].tolist(), self._ring_start) if block >= 0}
+        for column in range(self._ring_start):
+            if self.table[row, column] != NO_PAGE:
+                held[column] = column
+        return held
 
     def pages_at(self, row: int, blocks: np.ndarray) -> np.ndarray:
         """Pages in the columns of blocks of a group that never lets go, NO_PAGE behind the table."""
@@ -117,7 +122,7 @@ class SingleTypeKVCacheManager:
             return self._plan_append(row, start, stop, max(start, write_from))
         fresh, size = self.layout.reads_fresh(start, stop), self._block
         refills = self.layout.refills(start, stop) if fresh else range(0)
-        if len(refills) == self._turning and self._steady[row] and not marks:
+        if len(refills) == self._turning > 0 and self._steady[row] and not marks:
             return BlockPlan(row=row, start=start, stop=stop, fresh=True, write_from=start, blocks=refills, turns=True)
         promised = {mark: blocks_of(self.law.needs(mark), size) for mark in marks}
         stays = set(blocks_of(self.law.needs(stop) if fresh else (*self.law.needs(start), (start, stop)), size))
@@ -132,7 +137,8 @@ class SingleTypeKVCacheManager:
         loose = [at for block, at in held.items() if block not in keep and owned[at]] if len(new) > len(copied) else []
         return BlockPlan(
             row=row, start=start, stop=stop, fresh=fresh, write_from=start, blocks=blocks, new=new, copied=copied,
-            stays=stays, held=held, loose=loose, pages=self.table[row, loose], promised=promised,
+            stays=stays, held=held, loose=loose, pages=self.table[row, loose] if loose else NO_PAGES, promised=promised,
+            refills=len(refills) == self._turning > 0,
         )  # fmt: skip
 
     def _plan_append(self, row: int, start: int, stop: int, write_from: int) -> BlockPlan:
@@ -163,14 +169,14 @@ class SingleTypeKVCacheManager:
         table = past.tolist()
         targets = self._pool.allocate(self.layout.bucket, plan.wanted).tolist() + [table[at] for at in plan.recycled]
         page_of = dict(zip([*plan.copied, *(b for b in plan.new if b not in plan.copied)], targets, strict=True))
-        jobs = self._copies([table[plan.held[block]] for block in plan.copied], plan.copied, page_of)
+        olds, news = [table[plan.held[block]] for block in plan.copied], [page_of[block] for block in plan.copied]
         gone, kept = self._rewrite(plan, table, page_of), []
         pages = [page_of[b] if b in page_of else table[self._column(b)] for b in plan.blocks]
         self._spans[row] = Span(plan=plan, pages=np.array(pages, np.int32), past=past)
         if plan.promised:
             kept = self._promise(plan, table, page_of)
             gone += [page for block, page in page_of.items() if block not in plan.stays]
-        return Applied(jobs=jobs, kept=kept, gone=gone)
+        return Applied(jobs=copy_jobs(olds, news, self.layout.page_units), kept=kept, gone=gone)
 
     def _rewrite(self, plan: BlockPlan, table: list[int], page_of: dict[int, int]) -> list[int]:
         """Empty the columns of blocks that leave, and enter new pages of those that stay. Returns pages to be released.
@@ -201,7 +207,7 @@ class SingleTypeKVCacheManager:
         self.table[row], self._ring[row], self._owned[row] = table, ring, owned
         self._filled[row] = len(table) - table.count(NO_PAGE)
         # New pages are nobody else's, unless a checkpoint keeps them.
-        self._steady[row] = plan.fresh and not promised and set(ring) == set(self.layout.refills(plan.start, plan.stop))
+        self._steady[row] = plan.refills and not promised
         return released
 
     def _append(self, plan: BlockPlan) -> Applied:
@@ -215,15 +221,7 @@ class SingleTypeKVCacheManager:
         if plan.new:
             self._filled[row] = max(int(self._filled[row]), stop)
         self._spans[row] = Span(plan=plan, pages=self.table[row, first:stop], past=targets[:0])
-        return Applied(
-            jobs=self._copies(old, plan.copied, dict(zip(plan.copied, targets[:1].tolist(), strict=False))), gone=old
-        )
-
-    def _copies(self, sources: list[int], blocks: Sequence[int], page_of: dict[int, int]) -> list[CopyJob]:
-        return [
-            CopyJob(source=source, target=page_of[block], units=self.layout.page_units)
-            for block, source in zip(blocks, sources, strict=True)
-        ]
+        return Applied(jobs=copy_jobs(old, targets[: len(old)].tolist(), self.layout.page_units), gone=old)
 
     def _promise(self, plan: BlockPlan, table: list[int], page_of: dict[int, int]) -> list[int]:
         """Note what checkpoints keep; returns the pages, for the caller to retain."""
@@ -257,11 +255,6 @@ class SingleTypeKVCacheManager:
         if not (self.law.reads_before_writing or steady.all()):
             writable = inside & self._has(rows, block, self._ring[rows]) & self._owned[rows, self._columns(block)]
         self.next_event[rows] = np.where(steady, idle, np.where(writable, (block + 1) * self._block, n))
-
-    def _full_rings(self, rows: np.ndarray, block: np.ndarray) -> np.ndarray:
-        """Bool [R]: rings full of pages of the rows' own, with the block to be written behind the fixed ones."""
-        full = (self._ring[rows] >= 0).all(axis=1) & self._owned[rows, self._ring_start :].all(axis=1)
-        return np.asarray(full & (block >= self._ring_start))
 
     def _has(self, rows: np.ndarray, block: np.ndarray, ring: np.ndarray) -> np.ndarray:
         """Bool [R]: does each bounded row's table have this block of its own?"""
@@ -312,7 +305,8 @@ class SingleTypeKVCacheManager:
             gone = np.concatenate([gone, self._hand_back(plan)])
         plan.pages = NO_PAGES
         if self._turning:
-            plan.full = self._full_rings(plan.rows, (plan.n + 1) // self._block)
+            full = (self._ring[plan.rows] >= 0).all(axis=1) & self._owned[plan.rows, self._ring_start :].all(axis=1)
+            plan.full = full & ((plan.n + 1) // self._block >= self._ring_start)
             plan.pages = self.table[plan.rows[plan.full], self._ring_start :].reshape(-1)
         return gone
 
@@ -335,9 +329,9 @@ class SingleTypeKVCacheManager:
         """
         traded = np.zeros(len(rows), bool)
         if self.law.reads_before_writing and self.table.shape[1] == 1:
-            traded = (self.kept[rows, 0] != NO_PAGE) & (self._settled(rows, n)[:, 0] == (n - 1) // self._block)
+            traded = (self.kept[rows, 0] != NO_PAGE) & (self._steady[rows] | (self._ring[rows, 0] == (n - 1) // self._block))
             traded[traded] = self._pool.reclaim(self.kept[rows[traded], 0])
-        rows, n = rows[traded], n[traded]
+        rows = rows[traded]
         pages = self._past[rows] = self.table[rows]
         self.table[rows], self.kept[rows] = self.kept[rows], pages
         self._turned[rows] = self._owned[rows] = self._steady[rows] = True

@@ -24,8 +24,6 @@ _NO_BUCKET = -1
 # Plain integers: numpy is several times slower with enum members.
 _FREE, _HELD, _CACHED, _LIMBO = (int(state) for state in PageState)
 _STATES = len(PageState)
-# What a page that goes from one state to another adds to the counts of states: [before * states + after, states].
-_PAIRS = np.tile(np.eye(_STATES, dtype=np.int64), (_STATES, 1)) - np.repeat(np.eye(_STATES, dtype=np.int64), _STATES, axis=0)
 
 
 class PagePool:
@@ -42,6 +40,7 @@ class PagePool:
         held   --release, naming a step-->  limbo      steps in flight have every reference, until their receipts
         held | limbo --last reference gone-->  cached  the prefix index uses it (keep), else free
         cached | limbo --retain-->  held               a prefix hit
+        cached --reclaim-->  held                      its only user's use becomes a reference
         cached --drop-->  free                         evicted
 
     Allocation takes from the fullest slab that has a free page (lowest address among equals), and a new slab only when the
@@ -189,11 +188,15 @@ class PagePool:
 
     def keep(self, pages: npt.ArrayLike) -> None:
         """One more use by the prefix index per entry of ``pages``; what is held, cached or in limbo stays so."""
+        if not np.size(pages):
+            return
         ids, times = _tally(self._live(pages))
         self._uses[ids] += times
 
     def drop(self, pages: npt.ArrayLike) -> None:
         """One use by the prefix index fewer per entry; a page without use and reference is free."""
+        if not np.size(pages):
+            return
         ids, times = _tally(self._live(pages))
         left = self._uses[ids] - times
         self._demand(left >= 0, ids, "dropped more often than kept")
@@ -304,8 +307,9 @@ class PagePool:
         if not np.count_nonzero(before != after):
             return
         self._flat_states[ids] = after
-        pairs = self._slab_bucket[ids // self._width] * _STATES**2 + before * np.uint8(_STATES) + after
-        self._counts += np.bincount(pairs, minlength=_STATES * self._counts.size).reshape(-1, _STATES**2) @ _PAIRS
+        row, size = self._slab_bucket[ids // self._width] * _STATES, self._counts.size
+        delta = np.bincount(row + after, minlength=size) - np.bincount(row + before, minlength=size)
+        self._counts += delta.reshape(self._counts.shape)
 
     def _vacate(self, ids: Ids) -> None:
         """Account for pages (ascending) that have just become free; slabs without a used page leave their bucket."""

@@ -59,7 +59,7 @@ def test_a_state_that_trades_pages_with_its_checkpoint_is_as_one_that_takes_new_
     def counted(self: PagePool, pages: np.ndarray) -> np.ndarray:
         nonlocal traded
         mine = reclaim(self, pages)
-        traded += np.count_nonzero(mine)
+        traded += int(np.count_nonzero(mine))
         return mine
 
     monkeypatch.setattr(PagePool, "reclaim", counted)
