@@ -103,9 +103,11 @@ class SingleTypeKVCacheManager:
 
     def _settled(self, rows: np.ndarray, n: np.ndarray) -> np.ndarray:
         """Blocks in the rings [R, turning] when ``n`` tokens are there; nobody kept count of steady ones while they turned."""
-        last = (n - 1) // self._block
-        behind = (last[:, None] - self._ring_start - np.arange(self._turning)) % self._turning if self._turning else 0
-        return np.where(self._steady[rows, None], last[:, None] - behind, self._ring[rows])
+        steady, ring = self._steady[rows], self._ring[rows]
+        if np.count_nonzero(steady):
+            last = (n[steady, None] - 1) // self._block
+            ring[steady] = last - (last - self._ring_start - np.arange(self._turning)) % self._turning
+        return ring
 
     def settle(self, row: int, n: int) -> None:
         """Write down which blocks a steady ring holds when ``n`` tokens are there."""
@@ -327,10 +329,10 @@ class SingleTypeKVCacheManager:
         ring's in its place: ``keep`` and a turn in one. Bool [R], rows for which that was done, and the pages to be kept and
         released; of the others nothing has changed.
         """
-        traded = np.zeros(len(rows), bool)
-        if self.law.reads_before_writing and self.table.shape[1] == 1:
-            traded = (self.kept[rows, 0] != NO_PAGE) & (self._steady[rows] | (self._ring[rows, 0] == (n - 1) // self._block))
-            traded[traded] = self._pool.reclaim(self.kept[rows[traded], 0])
+        if not self.law.reads_before_writing or self.table.shape[1] > 1:
+            return np.zeros(len(rows), bool), NO_PAGES
+        traded = (self.kept[rows, 0] != NO_PAGE) & (self._steady[rows] | (self._ring[rows, 0] == (n - 1) // self._block))
+        traded[traded] = self._pool.reclaim(self.kept[rows[traded], 0])
         rows = rows[traded]
         pages = self._past[rows] = self.table[rows]
         self.table[rows], self.kept[rows] = self.kept[rows], pages
