@@ -1,22 +1,30 @@
-"""Decoding and prefill of one model beside other engines, in one run: octavo, Transformers and, where it is installed, vLLM.
+"""Decoding and prefill of one model beside other engines, in one run: octavo and, where they are installed, vLLM, Transformers
+and llama.cpp.
 
-Owns the cases, the workers and the table. Every engine lives in a process of its own, which waits while another one is
-measured; rounds go through the engines in turn, so that a busy machine slows all of them. Prefix caches are off, prompts are
-random token ids, all in bfloat16.
+Owns the cases, the rounds and the table. Every engine lives in a process of its own (`benchmarks.engines`), which is stopped
+while another one is measured; rounds go through the engines in turn, so that a busy machine slows all of them. A sample is one
+run: its prefill is the time until every request has a token, and its decoding the median of the steps after that, which all
+requests make together. Prefix caches are off, prompts are random token ids, weights are bfloat16.
 
-    python -m benchmarks.peers MODEL --vllm /path/to/venv/bin/python --json out.json
+    python -m benchmarks.peers MODEL --from-gguf FILE.gguf --vllm VLLM_VENV/bin/python \\
+        --llama XLLAMACPP_VENV/bin/python --llama-gguf BF16.gguf --rounds 3,transformers=1 --limit 600 --json out.json
 
-MODEL is a directory with safetensors; ``--from-gguf FILE`` makes it from a GGUF file first, through Transformers.
+MODEL is a directory with safetensors. ``--from-gguf`` makes it, and the file of ``--llama-gguf``, from one GGUF file where they
+do not exist. An engine that makes fewer rounds than the others, or none, says so in the table and in the JSON, which is
+written again after every case.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import IO, Annotated, Any, cast
@@ -28,199 +36,253 @@ from rich.table import Table
 CASES: Sequence[tuple[int, int]] = ((1, 512), (8, 512), (32, 512), (1, 4096), (8, 4096), (1, 16384))
 """(requests, prompt tokens of each)."""
 
-STEPS = 24
-"""Tokens that are decoded and timed."""
+WARM_TOKENS = 32
+"""Prompt tokens of each request in the run before a case, which is not counted."""
 
-MAX_LEN = 16384 + 64
+Found = dict[str, Any]
+"""What an engine did in a case: rates and their spread, or ``skipped`` with the reason."""
+
+
+class EngineError(RuntimeError):
+    """An engine could not do what it was asked."""
 
 
 class Worker:
-    """One engine in a process: a line of JSON in, a line out."""
+    """One engine in a process: a line of JSON in, a line out; stopped unless it is at work."""
 
-    def __init__(self, name: str, python: str, model: str) -> None:
+    def __init__(self, name: str, python: str, model: str, threads: int) -> None:
         self.name, began = name, time.perf_counter()
-        environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "4", "VLLM_LOGGING_LEVEL": "ERROR"}
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "VLLM_LOGGING_LEVEL": "ERROR"}
+        self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
         self._process = subprocess.Popen(
             # Without this folder among the places that modules come from: its files have names that others' packages have.
-            [python, "-P", str(Path(__file__).resolve()), "--worker", name, model],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment,
+            [python, "-P", str(Path(__file__).with_name("engines.py").resolve()), name, model, str(threads)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True, env=environment,
+            start_new_session=True,
         )  # fmt: skip
-        self.version = str(self._read()["version"])
+        told = self._read()
+        self.version, self.detail = str(told["version"]), str(told["detail"])
         self.ready = time.perf_counter() - began
+        self.pace = 0.0
+        """Most seconds a prompt token has taken."""
+        self._signal(signal.SIGSTOP)
+
+    def _signal(self, number: signal.Signals) -> None:
+        """To the engine and all processes it has started."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, number)
 
     def _read(self) -> dict[str, Any]:
         for line in cast(IO[str], self._process.stdout):
             if line.startswith("{"):
                 return cast(dict[str, Any], json.loads(line))
-        raise RuntimeError(f"{self.name} ended with {self._process.wait()}")
+        self._log.seek(0)
+        last = "".join(self._log.readlines()[-5:]).strip()
+        raise EngineError(f"{self.name} ended with {self._process.wait()}: {last}")
 
-    def run(self, requests: int, tokens: int, steps: int, seed: int) -> float:
-        """Seconds for ``requests`` prompts and ``steps`` tokens of each."""
-        stdin = cast(IO[str], self._process.stdin)
-        stdin.write(json.dumps({"requests": requests, "tokens": tokens, "steps": steps, "seed": seed}) + "\n")
-        stdin.flush()
-        return float(self._read()["seconds"])
+    def run(self, requests: int, tokens: int, steps: int, seed: int) -> tuple[float, list[float]]:
+        """Seconds of prefill and of each decoding step. Raises EngineError."""
+        self._signal(signal.SIGCONT)
+        try:
+            stdin = cast(IO[str], self._process.stdin)
+            stdin.write(json.dumps({"requests": requests, "tokens": tokens, "steps": steps, "seed": seed}) + "\n")
+            stdin.flush()
+            answer = self._read()
+        except BrokenPipeError:
+            answer = self._read()
+        finally:
+            self._signal(signal.SIGSTOP)
+        if "error" in answer:
+            raise EngineError(answer["error"])
+        return float(answer["prefill"]), [float(seconds) for seconds in answer["steps"]]
 
     def close(self) -> None:
-        """End the process."""
-        cast(IO[str], self._process.stdin).close()
-        self._process.wait(60)
+        """End the process and all it has started."""
+        self._signal(signal.SIGCONT)
+        try:
+            cast(IO[str], self._process.stdin).close()
+            self._process.wait(30)
+        except (BrokenPipeError, subprocess.TimeoutExpired):
+            self._signal(signal.SIGKILL)
 
 
-def prompts(requests: int, tokens: int, seed: int) -> list[list[int]]:
-    """Random ids, the same in every engine."""
-    import random
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """rounds: counted ones by engine. steps: of decoding in each. limit: seconds for an engine and a case; 0 is no limit."""
 
-    rng = random.Random(seed)
-    return [[rng.randrange(100, 30000) for _ in range(tokens)] for _ in range(requests)]
-
-
-def octavo_worker(model: str) -> tuple[str, Any]:
-    """Our own engine."""
-    import octavo
-
-    llm = octavo.LLM(
-        model, dtype="bfloat16", kv_memory="4GiB", max_model_len=MAX_LEN, enable_prefix_caching=False, skip_tokenizer_init=True
-    )
-
-    def run(given: list[list[int]], steps: int) -> None:
-        llm.generate(given, octavo.SamplingParams(temperature=0, max_tokens=steps, ignore_eos=True), progress=False)
-
-    return octavo.__version__, run
+    rounds: Mapping[str, int]
+    steps: int
+    limit: float
 
 
-def vllm_worker(model: str) -> tuple[str, Any]:
-    """vLLM's CPU backend with its defaults."""
-    import vllm
-
-    llm = vllm.LLM(model, dtype="bfloat16", max_model_len=MAX_LEN, enable_prefix_caching=False, skip_tokenizer_init=True)
-
-    def run(given: list[list[int]], steps: int) -> None:
-        params = vllm.SamplingParams(temperature=0, max_tokens=steps, min_tokens=steps, ignore_eos=True, detokenize=False)
-        llm.generate([{"prompt_token_ids": ids} for ids in given], params, use_tqdm=False)
-
-    return vllm.__version__, run
-
-
-def transformers_worker(model: str) -> tuple[str, Any]:
-    """Transformers' generate with its dynamic cache."""
-    import torch
-    import transformers
-
-    net = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16).eval()
-
-    def run(given: list[list[int]], steps: int) -> None:
-        ids = torch.tensor(given)
-        options = {"max_new_tokens": steps, "min_new_tokens": steps, "do_sample": False, "pad_token_id": 0}
-        net.generate(ids, attention_mask=torch.ones_like(ids), **options)
-
-    return transformers.__version__, run
-
-
-WORKERS = {"octavo": octavo_worker, "vllm": vllm_worker, "transformers": transformers_worker}
-
-
-def work(name: str, model: str) -> None:
-    """The worker's side: one line for every line."""
-    version, run = WORKERS[name](model)
-    print(json.dumps({"version": version}), flush=True)
-    for line in sys.stdin:
-        case = json.loads(line)
-        given = prompts(case["requests"], case["tokens"], case["seed"])
-        began = time.perf_counter()
-        run(given, case["steps"])
-        print(json.dumps({"seconds": time.perf_counter() - began}), flush=True)
-
-
-def measure(workers: Sequence[Worker], case: tuple[int, int], rounds: int) -> dict[str, dict[str, Any]]:
-    """By engine: prefill and decode rates in tokens per second; medians of ``rounds`` behind one that is not counted."""
+def measure(workers: Sequence[Worker], case: tuple[int, int], plan: Plan, note: Console) -> dict[str, Found]:
+    """One case in rounds, the engines in turn; by engine what it did."""
     requests, tokens = case
-    times: dict[str, list[tuple[float, float]]] = {worker.name: [] for worker in workers}
-    for number in range(rounds + 1):
+    label = f"{requests} x {tokens}"
+    skipped: dict[str, str] = {}
+    samples: dict[str, list[tuple[float, list[float]]]] = {worker.name: [] for worker in workers}
+    spent = dict.fromkeys(samples, 0.0)
+    for worker in workers:
+        expected = requests * tokens * worker.pace
+        if plan.limit and expected > plan.limit:
+            skipped[worker.name] = f"about {expected:.0f} s, more than the limit"
+    for number in range(max(plan.rounds.values()) + 1):
         for worker in workers:
-            first = worker.run(requests, tokens, 1, 2 * number)
-            whole = worker.run(requests, tokens, 1 + STEPS, 2 * number + 1)
-            if number:
-                times[worker.name].append((first, whole))
-    found = {}
-    for name, pairs in times.items():
-        prefill = [requests * tokens / first for first, _ in pairs]
-        decode = [requests * STEPS / max(1e-9, whole - first) for first, whole in pairs]
-        found[name] = {
-            "prefill_tokens_per_s": median(prefill), "prefill_spread": [min(prefill), max(prefill)],
-            "decode_tokens_per_s": median(decode), "decode_spread": [min(decode), max(decode)],
-        }  # fmt: skip
-    return found
+            name, done = worker.name, len(samples[worker.name])
+            late = done and plan.limit and spent[name] * (done + 1) / done > plan.limit
+            if name in skipped or number > plan.rounds[name] or late:
+                continue
+            try:
+                if not number:
+                    note.print(f"{label}: {name} warms up", highlight=False)
+                    worker.run(requests, WARM_TOKENS, 4, 1000)
+                    continue
+                began = time.perf_counter()
+                prefill, steps = worker.run(requests, tokens, plan.steps, number)
+            except EngineError as error:
+                skipped[name] = str(error)
+                note.print(f"{label}: {name} failed: {error}", highlight=False)
+                continue
+            spent[name] += time.perf_counter() - began
+            samples[name].append((prefill, steps))
+            worker.pace = max(worker.pace, prefill / (requests * tokens))
+            note.print(
+                f"{label}: {name} round {number}: {prefill:.2f} s, {1000 * median(steps):.1f} ms a step", highlight=False
+            )
+    return {
+        worker.name: summary(requests, tokens, samples[worker.name], skipped.get(worker.name, ""), plan.rounds[worker.name])
+        for worker in workers
+    }
 
 
-def from_gguf(file: Path, directory: Path) -> None:
-    """The model of a GGUF file as bfloat16 safetensors."""
-    import torch
-    from transformers import AutoModelForCausalLM
+def summary(requests: int, tokens: int, samples: Sequence[tuple[float, Sequence[float]]], skipped: str, wanted: int) -> Found:
+    """Medians of the rounds, and the lowest and highest of them; a round's decoding is the median of its steps."""
+    if not samples:
+        return {"skipped": skipped or "no round was asked for"}
+    prefill = [requests * tokens / seconds for seconds, _ in samples]
+    decode = [requests / median(steps) for _, steps in samples]
+    return {
+        "rounds": len(samples), "rounds_wanted": wanted, **({"failed": skipped} if skipped else {}),
+        "prefill_tokens_per_s": median(prefill), "prefill_spread": [min(prefill), max(prefill)],
+        "decode_tokens_per_s": median(decode), "decode_spread": [min(decode), max(decode)],
+        "prefill_s": [seconds for seconds, _ in samples], "step_s": [list(steps) for _, steps in samples],
+    }  # fmt: skip
 
-    read = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.bfloat16)
-    # What was read from GGUF cannot be saved as it is; a model made of its config can.
-    clean = type(read)(read.config).to(torch.bfloat16)
-    clean.load_state_dict(read.state_dict())
-    # The weights are not quantised any more.
-    clean.config.__dict__.pop("quantization_config", None)
-    clean.save_pretrained(directory)
 
-
-def tabulate(workers: Sequence[Worker], results: Mapping[tuple[int, int], dict[str, dict[str, Any]]]) -> Table:
+def tabulate(workers: Sequence[Worker], results: Mapping[tuple[int, int], Mapping[str, Found]]) -> Table:
     """A row per case and kind of rate, a column per engine, and how many times the others octavo is."""
-    table = Table(title="tokens per second, medians")
+    table = Table(title="tokens per second, medians; (n) is of so few rounds")
     others = [worker.name for worker in workers if worker.name != "octavo"]
-    for heading in ("case", *(worker.name for worker in workers), *(f"octavo / {name}" for name in others)):
+    headings = [f"{worker.name} {worker.version}" for worker in workers]
+    for heading in ("case", *headings, *(f"octavo / {name}" for name in others)):
         table.add_column(heading, justify="right")
     for (requests, tokens), found in results.items():
         for kind in ("decode", "prefill"):
-            rates = {name: part[f"{kind}_tokens_per_s"] for name, part in found.items()}
-            ratios = [f"{rates['octavo'] / rates[name]:.2f}" for name in others]
-            table.add_row(f"{kind} {requests} x {tokens}", *(f"{rates[w.name]:,.0f}" for w in workers), *ratios)
+            rates = {name: part.get(f"{kind}_tokens_per_s") for name, part in found.items()}
+            ours = rates["octavo"]
+            ratios = [f"{ours / rate:.2f}" if ours and (rate := rates[name]) else "–" for name in others]
+            cells = [_cell(found[worker.name], rates[worker.name]) for worker in workers]
+            table.add_row(f"{kind} {requests} x {tokens}", *cells, *ratios)
     ready = {worker.name: worker.ready for worker in workers}
     faster = [f"{ready[name] / ready['octavo']:.1f}" for name in others]
     table.add_row("start, s", *(f"{seconds:.1f}" for seconds in ready.values()), *faster)
     return table
 
 
-def main(
-    model: Annotated[Path, typer.Argument(help="Directory with safetensors.")],
-    vllm: Annotated[str | None, typer.Option(help="Python of an environment with vLLM.")] = None,
-    transformers: Annotated[bool, typer.Option(help="Measure Transformers too.")] = True,
-    rounds: Annotated[int, typer.Option(help="Counted rounds.")] = 3,
-    only: Annotated[str, typer.Option(help="Cases such as 8x512, separated by commas.")] = "",
-    gguf: Annotated[Path | None, typer.Option("--from-gguf", help="Make MODEL from this file first.")] = None,
-    json_path: Annotated[Path | None, typer.Option("--json", help="Write all numbers here.")] = None,
-) -> None:
-    """Measure and print a table."""
+def _cell(found: Found, rate: float | None) -> str:
+    if rate is None:
+        return f"skipped: {found['skipped']}"
+    few = f" ({found['rounds']})" if found["rounds"] < found["rounds_wanted"] else ""
+    return (f"{rate:,.1f}" if rate < 100 else f"{rate:,.0f}") + few
+
+
+def read_rounds(text: str, names: Sequence[str]) -> dict[str, int]:
+    """``3,vllm=1`` as rounds by engine. Raises typer.BadParameter."""
+    given = dict.fromkeys(names, 3)
+    try:
+        for part in text.split(","):
+            name, _, number = part.rpartition("=")
+            given.update({name: int(number)} if name else dict.fromkeys(names, int(number)))
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r} is not a number of rounds such as 3 or 3,vllm=1", param_hint="--rounds") from error
+    return given
+
+
+def read_cases(text: str) -> list[tuple[int, int]]:
+    """``8x512,1x4096`` as cases; all of them for nothing. Raises typer.BadParameter."""
+    named = {f"{requests}x{tokens}": (requests, tokens) for requests, tokens in CASES}
+    wanted = text.split(",") if text else list(named)
+    if unknown := [case for case in wanted if case not in named]:
+        raise typer.BadParameter(f"{', '.join(unknown)}: cases are {', '.join(named)}", param_hint="--only")
+    return [named[case] for case in wanted]
+
+
+def report(path: Path, workers: Sequence[Worker], plan: Plan, results: Mapping[tuple[int, int], Mapping[str, Found]]) -> None:
+    """All numbers as JSON."""
     from octavo.cli.environment import environment
 
+    made = {
+        "environment": environment(), "command": " ".join(sys.argv), "steps": plan.steps, "limit_s": plan.limit,
+        "engines": {w.name: {"version": w.version, "detail": w.detail, "ready_s": w.ready} for w in workers},
+        "cases": {f"{requests}x{tokens}": found for (requests, tokens), found in results.items()},
+    }  # fmt: skip
+    path.write_text(json.dumps(made, indent=1), encoding="utf-8")
+
+
+def prepare(gguf: Path | None, model: Path, llama_gguf: Path | None) -> None:
+    """Make what does not exist yet of the two forms of the model."""
+    from benchmarks import peer_models
+
     if gguf is not None and not (model / "config.json").is_file():
-        from_gguf(gguf, model)
-    workers = [Worker("octavo", sys.executable, str(model))]
-    workers += [Worker("transformers", sys.executable, str(model))] if transformers else []
-    workers += [Worker("vllm", vllm, str(model))] if vllm else []
-    wanted = [tuple(int(part) for part in case.split("x")) for case in only.split(",")] if only else list(CASES)
-    results: dict[tuple[int, int], dict[str, dict[str, Any]]] = {}
-    for case in CASES:
-        if case in wanted:
-            results[case] = measure(workers, case, rounds)
-            Console(stderr=True).print(case, {n: round(v["decode_tokens_per_s"]) for n, v in results[case].items()})
-    Console(width=160).print(tabulate(workers, results))
-    if json_path is not None:
-        made = {
-            "environment": environment(), "command": " ".join(sys.argv),
-            "engines": {worker.name: {"version": worker.version, "ready_s": worker.ready} for worker in workers},
-            "cases": {f"{requests}x{tokens}": found for (requests, tokens), found in results.items()},
-        }  # fmt: skip
-        json_path.write_text(json.dumps(made, indent=1))
-    for worker in workers:
-        worker.close()
+        peer_models.to_safetensors(gguf, model)
+    if gguf is not None and llama_gguf is not None and not llama_gguf.is_file():
+        peer_models.to_bf16_gguf(gguf, llama_gguf)
+
+
+def main(
+    model: Annotated[Path, typer.Argument(help="Directory with safetensors.")],
+    vllm: Annotated[str | None, typer.Option(help="Python of an environment with vLLM; measures it.")] = None,
+    llama: Annotated[str | None, typer.Option(help="Python of an environment with xllamacpp; measures llama.cpp.")] = None,
+    llama_gguf: Annotated[Path | None, typer.Option(help="The same model in bfloat16 for llama.cpp.")] = None,
+    transformers: Annotated[bool, typer.Option(help="Measure Transformers too.")] = True,
+    only: Annotated[str, typer.Option(help="Cases such as 8x512, separated by commas; all by default.")] = "",
+    rounds: Annotated[str, typer.Option(help="Counted rounds; 3,vllm=1 for another number in one engine.")] = "3",
+    steps: Annotated[int, typer.Option(help="Decoding steps of a sample.", min=1)] = 32,
+    limit: Annotated[
+        float, typer.Option(help="Seconds an engine may spend on a case, as far as earlier ones tell; 0 for no limit.", min=0)
+    ] = 0,
+    threads: Annotated[int, typer.Option(help="Threads of every engine.", min=1)] = 2,
+    gguf: Annotated[Path | None, typer.Option("--from-gguf", help="Make MODEL and --llama-gguf from this file first.")] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Write all numbers here, after every case.")] = None,
+) -> None:
+    """Measure and print a table; progress goes to standard error."""
+    if llama is not None and llama_gguf is None:
+        raise typer.BadParameter("--llama needs --llama-gguf", param_hint="--llama")
+    engines = {"octavo": (sys.executable, str(model))}
+    engines |= {"vllm": (vllm, str(model))} if vllm else {}
+    engines |= {"transformers": (sys.executable, str(model))} if transformers else {}
+    engines |= {"llama.cpp": (llama, str(llama_gguf))} if llama else {}
+    plan = Plan(rounds=read_rounds(rounds, list(engines)), steps=steps, limit=limit)
+    cases = read_cases(only)
+    # Ended from outside, workers that are stopped must not stay behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    prepare(gguf, model, llama_gguf)
+    note = Console(stderr=True)
+    workers: list[Worker] = []
+    results: dict[tuple[int, int], dict[str, Found]] = {}
+    try:
+        for name, (python, source) in engines.items():
+            workers.append(Worker(name, python, source, threads))
+            note.print(f"{name} {workers[-1].version} after {workers[-1].ready:.1f} s: {workers[-1].detail}", highlight=False)
+        for case in cases:
+            results[case] = measure(workers, case, plan, note)
+            if json_path is not None:
+                report(json_path, workers, plan, results)
+        Console(width=max(160, note.width)).print(tabulate(workers, results))
+    finally:
+        for worker in workers:
+            worker.close()
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--worker"]:
-        work(*sys.argv[2:4])
-    else:
-        typer.run(main)
+    typer.run(main)
