@@ -4,7 +4,8 @@ and llama.cpp.
 Owns the cases, the rounds and the table. Every engine lives in a process of its own (`benchmarks.engines`), which is stopped
 while another one is measured; rounds go through the engines in turn, so that a busy machine slows all of them. A sample is one
 run: its prefill is the time until every request has a token, and its decoding the median of the steps after that, which all
-requests make together. Prefix caches are off, prompts are random token ids, weights are bfloat16.
+requests make together. With each stands the share of the cores that others had meanwhile. Prefix caches are off, prompts are
+random token ids, weights are bfloat16.
 
     python -m benchmarks.peers MODEL --from-gguf FILE.gguf --vllm VLLM_VENV/bin/python \\
         --llama XLLAMACPP_VENV/bin/python --llama-gguf BF16.gguf --rounds 3,transformers=1 --limit 600 --json out.json
@@ -33,6 +34,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.others import Others
+
 CASES: Sequence[tuple[int, int]] = ((1, 512), (8, 512), (32, 512), (1, 4096), (8, 4096), (1, 16384))
 """(requests, prompt tokens of each)."""
 
@@ -45,6 +48,19 @@ Found = dict[str, Any]
 
 class EngineError(RuntimeError):
     """An engine could not do what it was asked."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One run of an engine: seconds, and the share of all cores that others had meanwhile, None where that is not known."""
+
+    prefill: float
+    steps: Sequence[float]
+    others: float | None
+
+    def __str__(self) -> str:
+        others = "" if self.others is None else f", others had {self.others:.0%} of the cores"
+        return f"prefill {self.prefill:.2f} s, {1000 * median(self.steps):.1f} ms a step{others}"
 
 
 class Worker:
@@ -80,8 +96,9 @@ class Worker:
         last = "".join(self._log.readlines()[-5:]).strip()
         raise EngineError(f"{self.name} ended with {self._process.wait()}: {last}")
 
-    def run(self, requests: int, tokens: int, steps: int, seed: int) -> tuple[float, list[float]]:
-        """Seconds of prefill and of each decoding step. Raises EngineError."""
+    def run(self, requests: int, tokens: int, steps: int, seed: int) -> Sample:
+        """One sample. Raises EngineError."""
+        others = Others(self._process.pid)
         self._signal(signal.SIGCONT)
         try:
             stdin = cast(IO[str], self._process.stdin)
@@ -94,7 +111,7 @@ class Worker:
             self._signal(signal.SIGSTOP)
         if "error" in answer:
             raise EngineError(answer["error"])
-        return float(answer["prefill"]), [float(seconds) for seconds in answer["steps"]]
+        return Sample(prefill=answer["prefill"], steps=answer["steps"], others=others.share())
 
     def close(self) -> None:
         """End the process and all it has started."""
@@ -120,7 +137,7 @@ def measure(workers: Sequence[Worker], case: tuple[int, int], plan: Plan, note: 
     requests, tokens = case
     label = f"{requests} x {tokens}"
     skipped: dict[str, str] = {}
-    samples: dict[str, list[tuple[float, list[float]]]] = {worker.name: [] for worker in workers}
+    samples: dict[str, list[Sample]] = {worker.name: [] for worker in workers}
     spent = dict.fromkeys(samples, 0.0)
     for worker in workers:
         expected = requests * tokens * worker.pace
@@ -134,38 +151,37 @@ def measure(workers: Sequence[Worker], case: tuple[int, int], plan: Plan, note: 
                 continue
             try:
                 if not number:
-                    note.print(f"{label}: {name} warms up", highlight=False)
+                    note.print(f"{label}: {name} warms up", highlight=False, soft_wrap=True)
                     worker.run(requests, WARM_TOKENS, 4, 1000)
                     continue
                 began = time.perf_counter()
-                prefill, steps = worker.run(requests, tokens, plan.steps, number)
+                sample = worker.run(requests, tokens, plan.steps, number)
             except EngineError as error:
                 skipped[name] = str(error)
-                note.print(f"{label}: {name} failed: {error}", highlight=False)
+                note.print(f"{label}: {name} failed: {error}", highlight=False, soft_wrap=True)
                 continue
             spent[name] += time.perf_counter() - began
-            samples[name].append((prefill, steps))
-            worker.pace = max(worker.pace, prefill / (requests * tokens))
-            note.print(
-                f"{label}: {name} round {number}: {prefill:.2f} s, {1000 * median(steps):.1f} ms a step", highlight=False
-            )
+            samples[name].append(sample)
+            worker.pace = max(worker.pace, sample.prefill / (requests * tokens))
+            note.print(f"{label}: {name} round {number}: {sample}", highlight=False, soft_wrap=True)
     return {
         worker.name: summary(requests, tokens, samples[worker.name], skipped.get(worker.name, ""), plan.rounds[worker.name])
         for worker in workers
     }
 
 
-def summary(requests: int, tokens: int, samples: Sequence[tuple[float, Sequence[float]]], skipped: str, wanted: int) -> Found:
+def summary(requests: int, tokens: int, samples: Sequence[Sample], skipped: str, wanted: int) -> Found:
     """Medians of the rounds, and the lowest and highest of them; a round's decoding is the median of its steps."""
     if not samples:
         return {"skipped": skipped or "no round was asked for"}
-    prefill = [requests * tokens / seconds for seconds, _ in samples]
-    decode = [requests / median(steps) for _, steps in samples]
+    prefill = [requests * tokens / sample.prefill for sample in samples]
+    decode = [requests / median(sample.steps) for sample in samples]
     return {
         "rounds": len(samples), "rounds_wanted": wanted, **({"failed": skipped} if skipped else {}),
         "prefill_tokens_per_s": median(prefill), "prefill_spread": [min(prefill), max(prefill)],
         "decode_tokens_per_s": median(decode), "decode_spread": [min(decode), max(decode)],
-        "prefill_s": [seconds for seconds, _ in samples], "step_s": [list(steps) for _, steps in samples],
+        "prefill_s": [sample.prefill for sample in samples], "step_s": [list(sample.steps) for sample in samples],
+        "others_share": [sample.others for sample in samples],
     }  # fmt: skip
 
 
@@ -273,7 +289,11 @@ def main(
     try:
         for name, (python, source) in engines.items():
             workers.append(Worker(name, python, source, threads))
-            note.print(f"{name} {workers[-1].version} after {workers[-1].ready:.1f} s: {workers[-1].detail}", highlight=False)
+            note.print(
+                f"{name} {workers[-1].version} after {workers[-1].ready:.1f} s: {workers[-1].detail}",
+                highlight=False,
+                soft_wrap=True,
+            )
         for case in cases:
             results[case] = measure(workers, case, plan, note)
             if json_path is not None:
