@@ -151,19 +151,19 @@ def measure(workers: Sequence[Worker], case: tuple[int, int], plan: Plan, note: 
                 continue
             try:
                 if not number:
-                    note.print(f"{label}: {name} warms up", highlight=False, soft_wrap=True)
+                    note.print(f"{label}: {name} warms up", highlight=False, markup=False, soft_wrap=True)
                     worker.run(requests, WARM_TOKENS, 4, 1000)
                     continue
                 began = time.perf_counter()
                 sample = worker.run(requests, tokens, plan.steps, number)
             except EngineError as error:
                 skipped[name] = str(error)
-                note.print(f"{label}: {name} failed: {error}", highlight=False, soft_wrap=True)
+                note.print(f"{label}: {name} failed: {error}", highlight=False, markup=False, soft_wrap=True)
                 continue
             spent[name] += time.perf_counter() - began
             samples[name].append(sample)
             worker.pace = max(worker.pace, sample.prefill / (requests * tokens))
-            note.print(f"{label}: {name} round {number}: {sample}", highlight=False, soft_wrap=True)
+            note.print(f"{label}: {name} round {number}: {sample}", highlight=False, markup=False, soft_wrap=True)
     return {
         worker.name: summary(requests, tokens, samples[worker.name], skipped.get(worker.name, ""), plan.rounds[worker.name])
         for worker in workers
@@ -221,6 +221,8 @@ def read_rounds(text: str, names: Sequence[str]) -> dict[str, int]:
             given.update({name: int(number)} if name else dict.fromkeys(names, int(number)))
     except ValueError as error:
         raise typer.BadParameter(f"{text!r} is not a number of rounds such as 3 or 3,vllm=1", param_hint="--rounds") from error
+    if unknown := set(given) - set(names):
+        raise typer.BadParameter(f"{', '.join(sorted(unknown))}: engines are {', '.join(names)}", param_hint="--rounds")
     return given
 
 
@@ -299,6 +301,9 @@ def main(
             if json_path is not None:
                 report(json_path, workers, plan, results)
         Console(width=max(160, note.width)).print(tabulate(workers, results))
+    except EngineError as error:
+        note.print(str(error), style="red", highlight=False, markup=False, soft_wrap=True)
+        raise typer.Exit(1) from error
     finally:
         for worker in workers:
             worker.close()
