@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import mmap
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -150,7 +150,7 @@ def test_anything(isa: str, data: st.DataObject, law: Law, seed: int) -> None:
 
 
 @pytest.mark.parametrize("isa", levels())
-@pytest.mark.parametrize(("dim", "shared"), [(256, 4), (512, 2), (128, 7), (80, 3)])
+@pytest.mark.parametrize(("dim", "shared"), [(256, 4), (512, 2), (128, 7), (80, 3), (48, 5)])
 @pytest.mark.parametrize("chunk", [1, 50])
 @pytest.mark.parametrize("kv", [torch.float32, torch.bfloat16])
 def test_sizes_of_real_models(isa: str, dim: int, shared: int, chunk: int, kv: torch.dtype) -> None:
@@ -164,6 +164,27 @@ def test_long_contexts_are_cut_between_threads(isa: str, law: Law) -> None:
     for seed in range(2):
         shape = Shape(law=law, block=48, heads=2, shared=3, longest=1200, requests=2, kv=torch.bfloat16)
         compare(shape, seed, isa, sinks=seed % 2 == 0, threads=3)
+
+
+@pytest.mark.parametrize("isa", levels())
+@pytest.mark.parametrize(("kv", "dim"), [(torch.bfloat16, 96), (torch.bfloat16, 80), (torch.float32, 34)])
+def test_a_row_depends_on_its_request_only(isa: str, kv: torch.dtype, dim: int) -> None:
+    """Each request alone and on one thread gives the bits that it gives in a step, on several."""
+    shape = Shape(law=Everything(), dim=dim, value_dim=dim, shared=3, longest=1400, requests=4, kv=kv, q=kv)
+    (q, keys, values, own_keys, own_values, reads), _ = make(shape, 7)
+    kernels, before = library(isa), torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        together = paged_attention(q, keys, values, own_keys, own_values, reads, scale=0.1, kernels=kernels)
+        torch.set_num_threads(1)
+        for i in range(shape.requests):
+            mine = slice(i, i + 1)
+            per_request = {name: getattr(reads, name)[mine] for name in ("rows", "start", "fresh", "first")}
+            alone = replace(reads, query_start=torch.tensor([0, 1]), **per_request)
+            one = paged_attention(q[mine], keys, values, own_keys[mine], own_values[mine], alone, scale=0.1, kernels=kernels)
+            assert torch.equal(one, together[mine])
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("isa", levels())

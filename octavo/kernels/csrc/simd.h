@@ -7,7 +7,7 @@
 
 #include "common.h"
 
-#if defined(__AVX512BF16__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -34,10 +34,17 @@ static inline vec load(const float* from) {
     memcpy(&x, from, sizeof x);
     return x;
 }
+// Written out where there is an instruction for it: g++ makes five of the conversion.
 static inline vec load(const bf16* from) {
+#if defined(__AVX512F__)
+    return (vec)((uvec)_mm512_maskz_cvtepu16_epi32(0xffff, _mm256_loadu_si256((const __m256i*)from)) << 16);
+#elif defined(__AVX2__)
+    return (vec)((uvec)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)from)) << 16);
+#else
     hvec x;
     memcpy(&x, from, sizeof x);
     return (vec)(__builtin_convertvector(x, uvec) << 16);
+#endif
 }
 static inline ivec load(const int32_t* from) {
     ivec x;
@@ -83,14 +90,6 @@ static inline float sum(vec x) {
     for (int i = 0; i < W; i++) total += parts[i];
     return total;
 }
-static inline float largest(vec x) {
-    float parts[W];
-    store(parts, x);
-    float most = parts[0];
-    for (int i = 1; i < W; i++) most = parts[i] > most ? parts[i] : most;
-    return most;
-}
-
 // e^x within 2 ulp; 0 below -87, infinity above 88, NaN for NaN. Cephes' reduction, a polynomial of degree 6.
 static inline vec exponential(vec x) {
     const vec magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer in the low bits
@@ -140,6 +139,18 @@ struct Fold<0> {
     static inline vec of(const vec* x) { return *x; }
 };
 static inline vec sums(const vec* x) { return Fold<W / 2>::of(x); }
+
+template <int S, int... I>
+static inline vec swapped(vec x, Lanes<I...>) {
+    return __builtin_shufflevector(x, x, (I ^ S)...);
+}
+template <int S>
+static inline vec largest_within(vec x) {
+    x = larger(x, swapped<S>(x, typename Count<W>::type()));
+    if constexpr (S > 1) return largest_within<S / 2>(x);
+    return x;
+}
+static inline float largest(vec x) { return largest_within<W / 2>(x)[0]; }
 
 #if defined(__AVX512BF16__)
 #define OCTAVO_PAIRS 1
