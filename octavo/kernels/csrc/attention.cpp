@@ -98,7 +98,7 @@ OCTAVO_EXPORT(attention)(const OCTAVO_ISA::Attention* call, int threads) {
         while (same < work.count && work.jobs[same].part >= 0 && work.jobs[same].low > 0) same++;
         if (work.jobs[i].part >= 0) {
             bool as_float = call->kv_type == TYPE_FLOAT32 || !is_even(*call);
-            as_float ? merge<float>(*call, work.jobs[i], work.parts, same - i) : merge<bf16>(*call, work.jobs[i], work.parts, same - i);
+            (as_float ? merge<float> : merge<bf16>)(*call, work.jobs[i], work.parts, same - i);
         }
         i = same;
     }

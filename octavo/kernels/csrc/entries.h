@@ -114,13 +114,17 @@ static inline void decode_entry(const Paged& from, int64_t table, int64_t number
     for (int64_t i = 0; i < from.count; to += width_of(from.parts[i++])) decode_part(from.parts[i], page, row, to);
 }
 
-static inline void prefetch_entry(const Paged& from, int64_t table, int64_t number) {
+// Writes where the cache lines of an entry begin; at most size / LINE + 2 for a part, and one for its scales.
+constexpr int64_t LINE = 64;
+static inline const char** lines_of(const Paged& from, int64_t table, int64_t number, const char** to) {
     int64_t page = from.table[table * from.table_row + number / from.per_block], row = number % from.per_block;
     for (int64_t i = 0; i < from.count; i++) {
         const Part& part = from.parts[i];
-        prefetch(part.data + page * part.page + row * part.entry, part.entry);
-        if (part.scale) __builtin_prefetch(part.scale + page * part.scale_page + row * part.scale_entry, 0, 3);
+        const char* data = part.data + page * part.page + row * part.entry;
+        for (int64_t at = 0; at < part.entry; at += LINE) *to++ = data + at;
+        if (part.scale) *to++ = part.scale + page * part.scale_page + row * part.scale_entry;
     }
+    return to;
 }
 
 // Queries of one token, [heads, elements] of float or bfloat16.

@@ -45,6 +45,7 @@ struct Work {
 struct State {
     int64_t heads, padded, width, row, stride;  // width: floats of an entry; row: of one in the panel; stride: of sums
     float *q, *panel, *scores, *sums, *most, *total, *factor;
+    const char **ahead, **last;  // lines of the next panel that nobody has asked for yet
 };
 
 static inline int64_t total_of(const Latent& call, int64_t token) {
@@ -72,32 +73,55 @@ static inline void fill(const Latent& call, int64_t token, int64_t place, float*
     decode_plain((const float*)call.near + at, call.dim, to);
 }
 
-static inline void ahead(const Latent& call, int64_t token, int64_t place) {
-    int64_t number = number_at(call, token, place);
-    if (number >= 0) prefetch_entry(call.entries, call.table[token], number);
+// Lists the lines of entries [low, high). Chosen entries lie anywhere, so nothing but this list says what is read next.
+static void list_ahead(const Latent& call, int64_t token, int64_t low, int64_t high, State* state) {
+    int64_t lines = 0;
+    for (int64_t i = 0; i < call.entries.count; i++) lines += call.entries.parts[i].entry / LINE + 3;
+    const char** to = (const char**)octavo_scratch(SLOT_ROWS, (PANEL * lines + 1) * sizeof(char*));
+    state->ahead = to;
+    for (int64_t place = low; place < high; place++) {
+        int64_t number = number_at(call, token, place);
+        if (number >= 0) to = lines_of(call.entries, call.table[token], number, to);
+    }
+    state->last = to;
+}
+
+// Asks for one line, which memory brings while others are computed with; many at once would wait for each other.
+static inline void one_ahead(const char**& from, const char** last) {
+    if (from < last) __builtin_prefetch(*from++, 0, 2);
+}
+static inline void rest_ahead(State* state) {
+    while (state->ahead < state->last) one_ahead(state->ahead, state->last);
 }
 
 template <int M, int V>
-static inline void score(const State& state, int64_t t, int64_t h, int64_t low, int64_t high) {
+static inline void score(State& state, int64_t t, int64_t h, int64_t low, int64_t high) {
+    constexpr int64_t STEP = 4;  // elements between two lines asked for
+    const char **ahead = state.ahead, **last = state.last;
     vec acc[M][V];
     for (int m = 0; m < M; m++) {
         for (int v = 0; v < V; v++) acc[m][v] = low ? load(state.scores + (t + m) * state.padded + h + v * W) : vec{};
     }
-    multiply<M, V>(acc, state.panel + t * state.row, state.row, state.q + h, state.padded, low, high);
+    for (int64_t d = low; d < high; d += STEP) {
+        one_ahead(ahead, last);
+        multiply<M, V>(acc, state.panel + t * state.row, state.row, state.q + h, state.padded, d, min64(high, d + STEP));
+    }
+    state.ahead = ahead;
     for (int m = 0; m < M; m++) {
         for (int v = 0; v < V; v++) store(state.scores + (t + m) * state.padded + h + v * W, acc[m][v]);
     }
 }
 
 template <int V>
-static inline void score_lanes(const State& state, int64_t count, int64_t h, int64_t low, int64_t high) {
+static inline void score_lanes(State& state, int64_t count, int64_t h, int64_t low, int64_t high) {
+    constexpr int MANY = V == 1 ? 2 * GROUP : GROUP;  // as many sums as it takes to wait for none
     int64_t t = 0;
-    for (; t + GROUP <= count; t += GROUP) score<GROUP, V>(state, t, h, low, high);
+    for (; t + MANY <= count; t += MANY) score<MANY, V>(state, t, h, low, high);
     for (; t + 2 <= count; t += 2) score<2, V>(state, t, h, low, high);
     for (; t < count; t++) score<1, V>(state, t, h, low, high);
 }
 
-static void score_all(const State& state, int64_t count) {
+static void score_all(State& state, int64_t count) {
     for (int64_t low = 0; low < state.width; low += DEPTH) {
         int64_t high = min64(state.width, low + DEPTH), h = 0;
         for (; h + VECTORS * W <= state.padded; h += VECTORS * W) score_lanes<VECTORS>(state, count, h, low, high);
@@ -135,7 +159,8 @@ static void weigh(const Latent& call, const State& state, int64_t count) {
 
 // Values of the panel at d, times weights, to the sums of M heads from h on.
 template <int M, int V>
-static inline void mix(const State& state, int64_t h, int64_t d, int64_t count) {
+static inline void mix(State& state, int64_t h, int64_t d, int64_t count) {
+    const char **ahead = state.ahead, **last = state.last;
     float* sums = state.sums + h * state.stride + d;
     vec acc[M][V];
     for (int m = 0; m < M; m++) {
@@ -143,6 +168,7 @@ static inline void mix(const State& state, int64_t h, int64_t d, int64_t count) 
     }
     for (int64_t t = 0; t < count; t++) {
         vec value[V];
+        one_ahead(ahead, last);
 #pragma GCC unroll 16
         for (int v = 0; v < V; v++) value[v] = load(state.panel + t * state.row + d + v * W);
 #pragma GCC unroll 16
@@ -155,18 +181,20 @@ static inline void mix(const State& state, int64_t h, int64_t d, int64_t count) 
     for (int m = 0; m < M; m++) {
         for (int v = 0; v < V; v++) store(sums + m * state.stride + v * W, acc[m][v]);
     }
+    state.ahead = ahead;
 }
 
 template <int V>
-static inline void mix_heads(const State& state, int64_t d, int64_t count) {
+static inline void mix_heads(State& state, int64_t d, int64_t count) {
     int64_t h = 0;
     for (; h + GROUP <= state.heads; h += GROUP) mix<GROUP, V>(state, h, d, count);
+    for (; h + 4 <= state.heads; h += 4) mix<4, V>(state, h, d, count);
     for (; h + 2 <= state.heads; h += 2) mix<2, V>(state, h, d, count);
     for (; h < state.heads; h++) mix<1, V>(state, h, d, count);
 }
 
 // A few columns for all heads at a time, so that they stay in the nearest cache.
-static void mix_all(const State& state, int64_t count) {
+static void mix_all(State& state, int64_t count) {
     int64_t d = 0;
     for (; d + VECTORS * W <= state.stride; d += VECTORS * W) mix_heads<VECTORS>(state, d, count);
     for (; VECTORS > 2 && d + 2 * W <= state.stride; d += 2 * W) mix_heads<2>(state, d, count);
@@ -224,16 +252,16 @@ static void attend(void* context, int64_t number) {
     const Job& job = work.jobs[number];
     State state = state_of(call);
     begin(call, job, work.parts, &state);
-    for (int64_t place = job.low; place < min64(job.high, job.low + PANEL); place++) ahead(call, job.token, place);
+    list_ahead(call, job.token, job.low, min64(job.high, job.low + PANEL), &state);
+    rest_ahead(&state);
     for (int64_t low = job.low; low < job.high; low += PANEL) {
         int64_t count = min64(PANEL, job.high - low);
-        for (int64_t t = 0; t < count; t++) {
-            fill(call, job.token, low + t, state.panel + t * state.row);
-            if (low + PANEL + t < job.high) ahead(call, job.token, low + PANEL + t);
-        }
+        for (int64_t t = 0; t < count; t++) fill(call, job.token, low + t, state.panel + t * state.row);
+        list_ahead(call, job.token, low + count, min64(job.high, low + count + PANEL), &state);
         score_all(state, count);
         weigh(call, state, count);
         mix_all(state, count);
+        rest_ahead(&state);
     }
     if (job.part < 0) put(call, job.token, state);
 }
