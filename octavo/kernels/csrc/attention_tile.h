@@ -55,7 +55,6 @@ template <class P>
 struct Keys {
     const typename P::item* rows[TILE_KEYS];
     typename P::item* values;
-    int64_t step;  // items between rows of values: at powers of two, rows would push each other out of the cache
     int32_t positions[TILE_KEYS];
     int64_t count;
 };
@@ -64,11 +63,10 @@ template <class S>
 static void read_keys(const Attention& call, Keys<Floats>* keys, const S** k, const S** v) {
     int64_t dim = call.dim, width = call.value_dim;
     float* memory = (float*)octavo_scratch(SLOT_KEYS, TILE_KEYS * (dim + W) * sizeof(float));
-    keys->step = width + W;
-    keys->values = (float*)octavo_scratch(SLOT_VALUES, TILE_KEYS * keys->step * sizeof(float));
+    keys->values = (float*)octavo_scratch(SLOT_VALUES, TILE_KEYS * (width + W) * sizeof(float));
     for (int64_t i = 0; i < keys->count; i++) {
         int64_t d = 0;
-        float *key = memory + i * dim, *value = keys->values + i * keys->step;
+        float *key = memory + i * dim, *value = keys->values + i * width;
         for (; d + W <= dim; d += W) store(key + d, load(k[i] + d));
         for (; d < dim; d++) key[d] = to_float(k[i][d]);
         for (d = 0; d + W <= width; d += W) store(value + d, load(v[i] + d));
@@ -80,38 +78,14 @@ static void read_keys(const Attention& call, Keys<Floats>* keys, const S** k, co
 #if defined(OCTAVO_PAIRS)
 static void read_keys(const Attention& call, Keys<Pairs>* keys, const bf16** k, const bf16** v) {
     int64_t width = call.value_dim;
-    keys->step = width + W;
-    keys->values = (uint32_t*)octavo_scratch(SLOT_VALUES, TILE_KEYS * keys->step * sizeof(uint32_t));
+    keys->values = (uint32_t*)octavo_scratch(SLOT_VALUES, TILE_KEYS * (width + W) * sizeof(uint32_t));
     for (int64_t i = 0; i < keys->count; i++) keys->rows[i] = (const uint32_t*)k[i];
     for (int64_t i = 0; i < keys->count; i += 2) {
         const bf16 *low = v[i], *high = i + 1 < keys->count ? v[i + 1] : nullptr;
-        uint32_t* to = keys->values + i / 2 * keys->step;
+        uint32_t* to = keys->values + i / 2 * width;
         for (int64_t d = 0; d < width; d++) to[d] = low[d].bits | (high ? (uint32_t)high[d].bits << 16 : 0);
     }
 }
-#endif
-
-// W vectors of W items each, mirrored: blocks beside the diagonal change places, the largest first.
-template <int S, int... I>
-static inline void mirror(vec* x, Lanes<I...> lanes) {
-#pragma GCC unroll 16
-    for (int i = 0; i < W; i++) {
-        if (i & S) continue;
-        vec a = x[i], b = x[i + S];
-        x[i] = __builtin_shufflevector(a, b, ((I & S) ? W + (I & ~S) : I)...);
-        x[i + S] = __builtin_shufflevector(a, b, ((I & S) ? W + I : (I | S))...);
-    }
-    if constexpr (S > 1) mirror<S / 2>(x, lanes);
-}
-static inline void mirror(vec* x) { mirror<W / 2>(x, Count<W>::type()); }
-
-static inline vec items_at(const float* from, Floats) { return load(from); }
-static inline vec items_at(const bf16* from, Floats) { return load(from); }
-static inline float item_at(const float* from, Floats) { return *from; }
-static inline float item_at(const bf16* from, Floats) { return to_float(*from); }
-#if defined(OCTAVO_PAIRS)
-static inline vec items_at(const bf16* from, Pairs) { return (vec)Pairs::get(from); }
-static inline uint32_t item_at(const bf16* from, Pairs) { return from[0].bits | (uint32_t)from[1].bits << 16; }
 #endif
 
 // All of a job's state. Panels lie one behind the other: q [panels][items][PANEL], sums [panels][value_dim][PANEL].
@@ -122,58 +96,6 @@ struct Tile {
     float *sums, *scores, *most, *total, *scale;
     int32_t *position, *first;
 };
-
-// Where query `row` of a job begins in [T, heads, width].
-static inline int64_t row_at(const Job& job, int64_t shared, int64_t row, int64_t token, int64_t head) {
-    return (job.token + row / shared) * token + (job.head * shared + row % shared) * head;
-}
-
-// Queries into lanes. Lanes past the last query repeat it.
-template <class P, class Q>
-static void pack(const Attention& call, const Job& job, const Tile<P>& tile) {
-    for (int64_t lane = 0; lane < tile.panels * PANEL; lane += W) {
-        typename P::item* q = tile.q + lane / PANEL * tile.items * PANEL + lane % PANEL;
-        const Q* from[W];
-        for (int64_t i = 0; i < W; i++) {
-            int64_t row = min64(lane + i, tile.queries - 1);
-            from[i] = (const Q*)call.q + row_at(job, tile.shared, row, call.q_token, call.q_head);
-        }
-        int64_t d = 0;
-        for (; d + W <= tile.items; d += W) {
-            vec x[W];
-            for (int i = 0; i < W; i++) x[i] = items_at(from[i] + d * P::elements, P());
-            mirror(x);
-            for (int i = 0; i < W; i++) memcpy(q + (d + i) * PANEL, &x[i], sizeof(vec));
-        }
-        for (; d < tile.items; d++) {
-            for (int i = 0; i < W; i++) q[d * PANEL + i] = item_at(from[i] + d * P::elements, P());
-        }
-    }
-}
-
-// Sums out of lanes, divided by the totals of weights.
-template <class P, class Q>
-static void unpack(const Attention& call, const Job& job, const Tile<P>& tile) {
-    int64_t width = call.value_dim;
-    for (int64_t lane = 0; lane < tile.queries; lane += W) {
-        const float* sums = tile.sums + lane / PANEL * width * PANEL + lane % PANEL;
-        vec inverse = 1.0f / load(tile.total + lane);
-        int64_t d = 0, count = min64(W, tile.queries - lane);
-        Q* to[W];
-        for (int64_t i = 0; i < count; i++) {
-            to[i] = (Q*)call.out + row_at(job, tile.shared, lane + i, call.heads * width, width);
-        }
-        for (; d + W <= width; d += W) {
-            vec x[W];
-            for (int i = 0; i < W; i++) x[i] = load(sums + (d + i) * PANEL) * inverse;
-            mirror(x);
-            for (int64_t i = 0; i < count; i++) store(to[i] + d, x[i]);
-        }
-        for (; d < width; d++) {
-            for (int64_t i = 0; i < count; i++) from_float(to[i] + d, sums[d * PANEL + i] * inverse[i]);
-        }
-    }
-}
 
 template <class P>
 static Tile<P> make_tile(const Attention& call, const Job& job) {
@@ -193,12 +115,23 @@ static Tile<P> make_tile(const Attention& call, const Job& job) {
     memset(tile.sums, 0, lanes * call.value_dim * 4);
     const Reads& reads = *call.reads;
     for (int64_t lane = 0; lane < lanes; lane++) {
+        // Lanes past the last query repeat it.
         int64_t row = min64(lane, tile.queries - 1), token = job.token + row / tile.shared;
         int64_t head = job.head * tile.shared + row % tile.shared;
         tile.position[lane] = (int32_t)(reads.start[job.request] + token - reads.query_start[job.request]);
         tile.first[lane] = (int32_t)first_of(reads, token);
         tile.most[lane] = call.sinks ? call.sinks[head] : LOWEST;
         tile.total[lane] = call.sinks ? 1 : 0;
+        typename P::item* q = tile.q + lane / PANEL * tile.items * PANEL + lane % PANEL;
+        for (int64_t d = 0; d < tile.items; d++) {
+            if (P::elements == 1) {
+                float value = query_at(call, token, head, d);
+                memcpy(q + d * PANEL, &value, 4);
+            } else {
+                uint32_t value = pair_of(query_at(call, token, head, 2 * d), query_at(call, token, head, 2 * d + 1));
+                memcpy(q + d * PANEL, &value, 4);
+            }
+        }
     }
     return tile;
 }
@@ -278,7 +211,7 @@ static void attend_keys(const Attention& call, const Tile<P>& tile, const Keys<P
         for (int64_t d = 0; d < width; d += ROWS) {
             int64_t count = min64(ROWS, width - d);
             for (int64_t i = 0; i < count; i++) rows[i] = keys.values + d + i;
-            products<P>(rows, count, keys.step, depth, weights, sums + d * PANEL, true);
+            products<P>(rows, count, width, depth, weights, sums + d * PANEL, true);
         }
     }
 }
@@ -286,11 +219,6 @@ static void attend_keys(const Attention& call, const Tile<P>& tile, const Keys<P
 template <class P, class S>
 static void attend_tile(const Attention& call, const Job& job) {
     Tile<P> tile = make_tile<P>(call, job);
-    if constexpr (P::elements == 2) {
-        pack<P, bf16>(call, job, tile);
-    } else {
-        call.q_type == TYPE_BFLOAT16 ? pack<P, bf16>(call, job, tile) : pack<P, float>(call, job, tile);
-    }
     Span span = span_of(*call.reads, job.request, job.token, job.count);
     Keys<P> keys;
     const S *k[TILE_KEYS], *v[TILE_KEYS];
@@ -300,7 +228,12 @@ static void attend_tile(const Attention& call, const Job& job) {
         read_keys(call, &keys, k, v);
         attend_keys(call, tile, keys);
     }
-    call.q_type == TYPE_BFLOAT16 ? unpack<P, bf16>(call, job, tile) : unpack<P, float>(call, job, tile);
+    for (int64_t row = 0; row < tile.queries; row++) {
+        const float* sums = tile.sums + row / PANEL * call.value_dim * PANEL + row % PANEL;
+        int64_t token = job.token + row / tile.shared, head = job.head * tile.shared + row % tile.shared;
+        float inverse = 1 / tile.total[row];
+        for (int64_t d = 0; d < call.value_dim; d++) put_out(call, token, head, d, sums[d * PANEL] * inverse);
+    }
 }
 
 }  // namespace OCTAVO_ISA
