@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from math import prod
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,6 +32,7 @@ from torch import Tensor
 from octavo.kernels.attention import Reads, paged_attention
 from octavo.kernels.library import levels, library
 from octavo.kernels.linear import linear
+from octavo.runner.arena import memory
 
 ROOT = Path(__file__).resolve().parents[1]
 HEADS, KV_HEADS, DIM = 8, 2, 128
@@ -69,7 +71,8 @@ def rounds(contenders: Contenders, work: float, count: int, clock: Callable[[], 
 def pages(requests: int, tokens: int, block: int) -> tuple[Tensor, Tensor, Reads]:
     """Keys and values [pages, heads, block, dim] in one buffer, page after page, and a step that decodes in all requests."""
     columns = tokens // block
-    data = torch.empty(requests * columns, 2, KV_HEADS, block, DIM, dtype=torch.bfloat16)
+    shape = requests * columns, 2, KV_HEADS, block, DIM
+    data = memory(2 * prod(shape)).view(torch.bfloat16).view(shape)
     for part in data:
         part.normal_()
     generator = torch.Generator().manual_seed(0)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 from functools import cached_property
+from struct import Struct
 
 import torch
 from torch import Tensor
 
-from octavo.kernels.library import Library, library, type_number
+from octavo.kernels.library import TYPES, Library, library
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -69,33 +70,17 @@ class _Reads(ctypes.Structure):
     )
 
 
-def _strided(prefix: str, *strides: str) -> tuple[tuple[str, type], ...]:
-    return ((prefix, ctypes.c_void_p), *((f"{prefix}_{stride}", ctypes.c_int64) for stride in strides))
-
-
-class _Call(ctypes.Structure):
-    """``struct Attention``."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("q", "sinks", "out", "reads")),
-        *_strided("k", "page", "head", "entry"),
-        *_strided("v", "page", "head", "entry"),
-        *_strided("fresh_k", "token", "head"),
-        *_strided("fresh_v", "token", "head"),
-        *((name, ctypes.c_int64) for name in ("q_token", "q_head", "heads", "kv_heads", "dim", "value_dim")),
-        ("scale", ctypes.c_float),
-        ("softcap", ctypes.c_float),
-        ("q_type", ctypes.c_int32),
-        ("kv_type", ctypes.c_int32),
-    )
+_ATTENTION = Struct("4P P3q P3q P2q P2q 6q 2f 2i")
+"""``struct Attention``: q, sinks, out, reads; k and v with strides of page, head and entry; the fresh ones with those of token
+and head; q_token, q_head, heads, kv_heads, dim, value_dim; scale, softcap; q_type, kv_type."""
 
 
 def takes(q: Tensor, keys: Tensor) -> bool:
     """Whether ``paged_attention`` computes queries [T, Hq, D] over pages of ``keys`` here: on a CPU, of dtypes it knows."""
     return (
-        q.device.type == "cpu"
-        and type_number(q.dtype) is not None
-        and type_number(keys.dtype) is not None
+        q.is_cpu
+        and q.dtype in TYPES
+        and keys.dtype in TYPES
         and (q.dtype == keys.dtype or keys.dtype == torch.bfloat16)
         and library() is not None
     )
@@ -121,8 +106,8 @@ def paged_attention(
     scale: factor of scores. softcap: scores become softcap * tanh(score / softcap). sinks: float32 [Hq], logits without value.
     """
     kernels = kernels or library()
-    q_type, kv_type = type_number(q.dtype), type_number(keys.dtype)
-    assert kernels is not None and q_type is not None and kv_type is not None, "takes() says where this may be called"
+    q_type, kv_type = TYPES[q.dtype], TYPES[keys.dtype]
+    assert kernels is not None, "takes() says where this may be called"
     assert keys.dtype == values.dtype == fresh_keys.dtype == fresh_values.dtype, "keys and values have one dtype"
     assert q.stride(2) == keys.stride(3) == values.stride(3) == fresh_keys.stride(2) == fresh_values.stride(2) == 1
     assert keys.shape[3] == q.shape[2] == fresh_keys.shape[2] and values.shape[3] == fresh_values.shape[2]
@@ -130,24 +115,14 @@ def paged_attention(
     assert keys.shape[2] == values.shape[2] == reads.block_tokens, "a block's entries lie in one page"
     assert sinks is None or (sinks.dtype == torch.float32 and sinks.is_contiguous())
     out = q.new_empty(q.shape[0], q.shape[1], values.shape[3])
-    call = _Call(
-        q.data_ptr(),
-        None if sinks is None else sinks.data_ptr(),
-        out.data_ptr(),
-        reads.address,
+    call = _ATTENTION.pack(
+        *(q.data_ptr(), 0 if sinks is None else sinks.data_ptr(), out.data_ptr(), reads.address),
         *(keys.data_ptr(), *keys.stride()[:3]),
         *(values.data_ptr(), *values.stride()[:3]),
         *(fresh_keys.data_ptr(), *fresh_keys.stride()[:2]),
         *(fresh_values.data_ptr(), *fresh_values.stride()[:2]),
-        *q.stride()[:2],
-        q.shape[1],
-        keys.shape[1],
-        q.shape[2],
-        values.shape[3],
-        scale,
-        softcap or 0.0,
-        q_type,
-        kv_type,
+        *(*q.stride()[:2], q.shape[1], keys.shape[1], q.shape[2], values.shape[3]),
+        *(scale, softcap or 0.0, q_type, kv_type),
     )
-    kernels.function("attention", ctypes.c_void_p, ctypes.c_int)(ctypes.addressof(call), torch.get_num_threads())
+    kernels.function("attention", ctypes.c_void_p, ctypes.c_int)(call, torch.get_num_threads())
     return out

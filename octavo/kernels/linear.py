@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from struct import Struct
 from typing import Final
 
 import torch
@@ -24,21 +25,11 @@ GATES: Final = {"silu": 0, "gelu": 1, "gelu_pytorch_tanh": 2}
 """Gate activations, by Transformers' name, and their numbers in C."""
 
 
-class _Matrix(ctypes.Structure):
-    """``struct Matrix``."""
+_MATRIX = Struct("2P q")
+"""``struct Matrix``: weight, bias; n."""
 
-    _fields_ = (("weight", ctypes.c_void_p), ("bias", ctypes.c_void_p), ("n", ctypes.c_int64))
-
-
-class _Call(ctypes.Structure):
-    """``struct Linear``."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("x", "matrices", "up", "y")),
-        *((name, ctypes.c_int64) for name in ("count", "m", "size", "x_row", "y_row")),
-        ("type", ctypes.c_int32),
-        ("gate", ctypes.c_int32),
-    )
+_LINEAR = Struct("4P 5q 2i")
+"""``struct Linear``: x, matrices, up, y; count, m, size, x_row, y_row; type, gate."""
 
 
 class Matrices:
@@ -78,11 +69,10 @@ class Matrices:
         self._learns = any(one.requires_grad for one in everything)
         self._many = self.dtype == torch.bfloat16 and self._kernels is not None and self._kernels.isa in EMULATING
         pairs = zip(weights, biases, strict=True)
-        self._matrices = (_Matrix * len(weights))(
-            *((one.data_ptr(), None if bias is None else bias.data_ptr(), one.shape[0]) for one, bias in pairs)
+        self._matrices = ctypes.create_string_buffer(
+            b"".join(_MATRIX.pack(one.data_ptr(), bias.data_ptr() if bias is not None else 0, len(one)) for one, bias in pairs)
         )
-        self._address = ctypes.addressof(self._matrices)
-        self._up_address = None if up is None else up.data_ptr()
+        self._address, self._up = ctypes.addressof(self._matrices), up.data_ptr() if up is not None else 0
 
     def takes(self, x: Tensor) -> bool:
         """Whether products with x [..., K] are computed here: on a CPU, of dtypes and widths that kernels know, few rows or
@@ -99,17 +89,19 @@ class Matrices:
     def __call__(self, x: Tensor) -> Tensor:
         """x [..., K] -> [..., sum of N], the matrices' outputs side by side, summed in float32."""
         assert self._possible and self._kernels is not None, "takes() says where this may be called"
-        size = self._size
-        assert x.shape[-1] == size and x.dtype == self.dtype
-        rows = x if x.dim() == 2 else x.reshape(-1, size)
-        rows = rows if rows.stride(1) == 1 else rows.contiguous()
-        y = x.new_empty((*x.shape[:-1], self._width))
-        call = _Call(
-            *(rows.data_ptr(), self._address, self._up_address, y.data_ptr()),
-            *(len(self.sizes), rows.shape[0], size, rows.stride(0), self._width),
+        size, shape = self._size, x.shape
+        assert shape[-1] == size and x.dtype == self.dtype
+        rows = x if len(shape) == 2 else x.reshape(-1, size)
+        step, width = rows.stride()
+        if width != 1:
+            rows, step = rows.contiguous(), size
+        y = x.new_empty((*shape[:-1], self._width))
+        call = _LINEAR.pack(
+            *(rows.data_ptr(), self._address, self._up, y.data_ptr()),
+            *(len(self.sizes), len(rows), size, step, self._width),
             *(self._number, self._gate),
         )
-        self._kernels.function("linear", ctypes.c_void_p, ctypes.c_int)(ctypes.addressof(call), torch.get_num_threads())
+        self._kernels.function("linear", ctypes.c_void_p, ctypes.c_int)(call, torch.get_num_threads())
         return y
 
 

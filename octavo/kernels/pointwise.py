@@ -8,12 +8,13 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from math import prod
+from struct import Struct
 from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
-from octavo.kernels.library import Library, library, type_number
+from octavo.kernels.library import TYPES, Library, library, type_number
 
 STYLES = MappingProxyType({"unit": 0, "scale": 1, "wide": 2, "offset": 3, "center": 4})
 """How a norm rounds and weighs (``nn.norm.Norm``; ``unit`` has no weight), and the numbers in C."""
@@ -23,24 +24,12 @@ ARGMAX_PART = 1 << 15
 """Elements of a row that one job looks at, about."""
 
 
-class _Heads(ctypes.Structure):
-    """``struct Heads``."""
+_HEADS = Struct("5P 6q f 3i")
+"""``struct Heads``: x, weight, cosine, sine, y; tokens, heads, size, x_token, x_head, rotated; eps; style, interleaved,
+type."""
 
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("x", "weight", "cosine", "sine", "y")),
-        *((name, ctypes.c_int64) for name in ("tokens", "heads", "size", "x_token", "x_head", "rotated")),
-        ("eps", ctypes.c_float),
-        *((name, ctypes.c_int32) for name in ("style", "interleaved", "type")),
-    )
-
-
-class _Scatter(ctypes.Structure):
-    """``struct Scatter``."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("values", "field", "tokens", "pages", "rows")),
-        *((name, ctypes.c_int64) for name in ("count", "heads", "entry", "value_token", "value_head", "page", "head", "row")),
-    )
+_SCATTER = Struct("5P 8q")
+"""``struct Scatter``: values, field, tokens, pages, rows; count, heads, entry, value_token, value_head, page, head, row."""
 
 
 class _Argmax(ctypes.Structure):
@@ -58,9 +47,9 @@ def takes(x: Tensor) -> bool:
     """Whether rows of x are normalised and rotated here: on a CPU, of a dtype that kernels know, without gradients."""
     return (
         x.is_cpu
-        and type_number(x.dtype) is not None
-        and not (torch.is_grad_enabled() and x.requires_grad)
+        and x.dtype in TYPES
         and x.stride(-1) == 1
+        and not (x.requires_grad and torch.is_grad_enabled())
         and library() is not None
     )
 
@@ -104,36 +93,26 @@ def _heads(
     kernels: Library | None,
 ) -> Tensor:
     """x [T, heads, size], or [T, size]."""
-    kernels, number = kernels or library(), type_number(x.dtype)
+    kernels, dtype = kernels or library(), x.dtype
     tokens, *more, size = x.shape
     heads, strides = more[0] if more else 1, x.stride()
-    assert kernels is not None and number is not None and strides[-1] == 1, "takes() says where this may be called"
-    assert weight is None or (weight.dtype == x.dtype and weight.shape == (size,) and weight.is_contiguous())
-    turned = 0
+    assert kernels is not None and strides[-1] == 1, "takes() says where this may be called"
+    weight_at = cosine_at = sine_at = turned = 0
+    if weight is not None:
+        assert weight.dtype == dtype and weight.numel() == size and weight.is_contiguous()
+        weight_at = weight.data_ptr()
     if cosine is not None and sine is not None:
         turned = cosine.shape[-1]
         assert cosine.shape == sine.shape == (tokens, 1, turned) and turned <= size and turned % 2 == 0
-        assert cosine.dtype == sine.dtype == x.dtype
-        cosine, sine = cosine.contiguous(), sine.contiguous()
+        assert cosine.dtype == sine.dtype == dtype and cosine.is_contiguous() and sine.is_contiguous()
+        cosine_at, sine_at = cosine.data_ptr(), sine.data_ptr()
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
-    call = _Heads(
-        x.data_ptr(),
-        None if weight is None else weight.data_ptr(),
-        None if cosine is None else cosine.data_ptr(),
-        None if sine is None else sine.data_ptr(),
-        y.data_ptr(),
-        tokens,
-        heads,
-        size,
-        strides[0],
-        strides[-2],
-        turned,
-        eps,
-        style,
-        interleaved,
-        number,
+    call = _HEADS.pack(
+        *(x.data_ptr(), weight_at, cosine_at, sine_at, y.data_ptr()),
+        *(tokens, heads, size, strides[0], strides[-2], turned),
+        *(eps, style, interleaved, TYPES[dtype]),
     )
-    kernels.function("heads", ctypes.c_void_p, ctypes.c_int)(ctypes.addressof(call), torch.get_num_threads())
+    kernels.function("heads", ctypes.c_void_p, ctypes.c_int)(call, torch.get_num_threads())
     return y
 
 
@@ -165,17 +144,17 @@ def scatter(
     assert pages.dtype == rows.dtype == tokens.dtype == torch.int64 and pages.shape == rows.shape == tokens.shape
     assert pages.is_contiguous() and rows.is_contiguous() and tokens.is_contiguous()
     places = tokens.data_ptr(), pages.data_ptr(), rows.data_ptr(), tokens.numel()
-    calls = (_Scatter * len(fields))(*(_scatter(*pair, places) for pair in zip(fields, values, strict=True)))
-    kernels.function("scatter", ctypes.c_void_p, ctypes.c_int)(ctypes.addressof(calls), len(fields))
+    calls = b"".join([_scatter(*pair, places) for pair in zip(fields, values, strict=True)])
+    kernels.function("scatter", ctypes.c_void_p, ctypes.c_int)(calls, len(fields))
 
 
-def _scatter(field: Tensor, values: Tensor, places: tuple[int, ...]) -> tuple[int, ...]:
+def _scatter(field: Tensor, values: Tensor, places: tuple[int, int, int, int]) -> bytes:
     size, (_, heads, _, *entry) = field.element_size(), field.shape
     assert values.shape[1:] == (heads, *entry) and values.dtype == field.dtype, "entries of the field"
     page, head, row = field.stride()[:3]
     token, part = values.stride()[:2]
     strides = size * prod(entry), size * token, size * part, size * page, size * head, size * row
-    return values.data_ptr(), field.data_ptr(), *places, heads, *strides
+    return _SCATTER.pack(values.data_ptr(), field.data_ptr(), *places, heads, *strides)
 
 
 def argmax(x: Tensor, *, kernels: Library | None = None) -> Tensor:

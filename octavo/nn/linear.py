@@ -18,7 +18,8 @@ class Ready:
     """Keeps ``Matrices`` as long as they are of the same tensors. activation: as theirs, where they are a gated MLP's."""
 
     def __init__(self, activation: str | None = None) -> None:
-        self._activation, self._kept = activation, None
+        self._activation = activation
+        self._kept: Matrices | None = None
         self._pointers: list[int] = []
 
     def __reduce__(self) -> Any:
@@ -46,6 +47,10 @@ class Linear(nn.Linear):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._ready = Ready()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """``forward``, at once, as ``Norm`` does."""
+        return self.forward(x)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., K] -> [..., N]."""
