@@ -105,9 +105,9 @@ def count_head(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     rows: list[int] = []
     head = runner.model.head
 
-    def counted(hidden: torch.Tensor) -> torch.Tensor:
+    def counted(hidden: torch.Tensor, **options: bool) -> torch.Tensor:
         rows.append(len(hidden))
-        return head(hidden)
+        return head(hidden, **options)
 
     monkeypatch.setattr(runner.model, "head", counted)
     return rows
