@@ -85,9 +85,10 @@ class TurnPlan:
     """What one more token of several requests asks of one group. Made by ``plan_turn``, carried out by ``turn``.
 
     rows, n, column: [R] int64; token n's block has this column. ring: [R, turning], blocks in it now.
-    fills: bool [R], the column gets a page. reuses: bool [R], the one that is there if nobody else uses it; the others' are
-    allocated. full: bool [R] or none, rings that are steady then if nobody else uses their pages.
-    pages: those the plan depends on: before ``turn`` of ``reuses``, behind it of ``full``.
+    fills: bool [R], the column gets a page. loose: bool [R], there is one that it keeps if nobody else uses it. reuses: bool
+    [R], it does keep that one; the others' are allocated.
+    full: bool [R] or none, rings that are steady then if nobody else uses their pages.
+    pages: those the plan depends on: before ``turn`` of ``loose``, behind it of ``full``.
     """
 
     rows: np.ndarray
@@ -95,6 +96,7 @@ class TurnPlan:
     column: np.ndarray
     ring: np.ndarray
     fills: np.ndarray
+    loose: np.ndarray
     reuses: np.ndarray
     pages: np.ndarray
     full: np.ndarray | None = None
@@ -106,7 +108,7 @@ class TurnPlan:
 
     def recycle(self, alone: np.ndarray) -> None:
         """Complete the plan: which of ``pages`` nobody else uses (bool)."""
-        self.reuses[self.reuses] = alone
+        self.reuses[self.loose] = alone
 
 
 @dataclass(kw_only=True, eq=False)

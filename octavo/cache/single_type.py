@@ -271,15 +271,15 @@ class SingleTypeKVCacheManager:
 
     def plan_turn(self, rows: np.ndarray, n: np.ndarray) -> TurnPlan:
         """What token ``n`` of every row needs, where no row shares the block it writes into. Changes nothing."""
-        block = n // self._block
+        block, reuses = n // self._block, np.zeros(len(rows), bool)
         if self._fixed is None:
             ring, fills = np.zeros((len(rows), 0), np.int64), block >= self._filled[rows]
-            return TurnPlan(rows=rows, n=n, column=block, ring=ring, fills=fills, reuses=np.zeros_like(fills), pages=NO_PAGES)
+            return TurnPlan(rows=rows, n=n, column=block, ring=ring, fills=fills, loose=reuses, reuses=reuses, pages=NO_PAGES)
         column, ring = self._columns(block), self._settled(rows, n)
         fills = ~self._has(rows, block, ring)
-        reuses = fills & (self.table[rows, column] != NO_PAGE) & self._owned[rows, column]
-        pages = self.table[rows[reuses], column[reuses]]
-        return TurnPlan(rows=rows, n=n, column=column, ring=ring, fills=fills, reuses=reuses, pages=pages)
+        loose = fills & (self.table[rows, column] != NO_PAGE) & self._owned[rows, column]
+        pages = self.table[rows[loose], column[loose]]
+        return TurnPlan(rows=rows, n=n, column=column, ring=ring, fills=fills, loose=loose, reuses=reuses, pages=pages)
 
     def turn(self, plan: TurnPlan) -> np.ndarray:
         """Carry a plan out, but for ``schedule``; returns the pages let go, for the caller to release.

@@ -47,7 +47,7 @@ class Matrices:
         kernels: Library | None = None,
     ) -> None:
         self._kernels, self._number = kernels or library(), type_number(weights[0].dtype)
-        # Whoever holds pointers keeps what they point to.
+        # Whoever holds pointers keeps what they point to, even where a tensor gets other memory.
         self._held = [one.detach() for one in (*weights, *biases, up) if one is not None]
         biases = biases or (None,) * len(weights)
         self.dtype, self._size = weights[0].dtype, weights[0].shape[1]
@@ -66,7 +66,7 @@ class Matrices:
                 for one in everything
             )
         )
-        self._learns = any(one.requires_grad for one in everything)
+        self._weights = everything
         self._many = self.dtype == torch.bfloat16 and self._kernels is not None and self._kernels.isa in EMULATING
         pairs = zip(weights, biases, strict=True)
         self._matrices = ctypes.create_string_buffer(
@@ -83,7 +83,7 @@ class Matrices:
             and x.is_cpu
             and (elements := x.numel()) > 0
             and (self._many or elements <= MAX_ROWS * self._size)
-            and not ((self._learns or x.requires_grad) and torch.is_grad_enabled())
+            and not (torch.is_grad_enabled() and any(one.requires_grad for one in (x, *self._weights)))
         )
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a step does to single rows: norms, rotation, and storing entries in pages, each in one call.
+"""What a step does to single rows: norms, rotation, storing entries in pages, finding the largest logit, each in one call.
 
 Owns the calls of csrc/pointwise.cpp. ``nn/norm.py`` and ``nn/rope.py`` say what they compute.
 """
@@ -19,13 +19,11 @@ from octavo.kernels.library import TYPES, Library, library, type_number
 STYLES = MappingProxyType({"unit": 0, "scale": 1, "wide": 2, "offset": 3, "center": 4})
 """How a norm rounds and weighs (``nn.norm.Norm``; ``unit`` has no weight), and the numbers in C."""
 
-
 ARGMAX_PART = 1 << 15
 """Elements of a row that one job looks at, about."""
 
-
 _HEADS = Struct("5P 6q f 3i")
-"""``struct Heads``: x, weight, cosine, sine, y; tokens, heads, size, x_token, x_head, rotated; eps; style, interleaved,
+"""``struct Rows``: x, weight, cosine, sine, y; tokens, heads, size, x_token, x_head, rotated; eps; style, interleaved,
 type."""
 
 _SCATTER = Struct("5P 8q")

@@ -161,5 +161,5 @@ class AltUpDecoder(PerLayerDecoder):
         return hidden.transpose(0, 1)
 
     def head(self, hidden: Tensor, *, wide: bool = True) -> Tensor:
-        """Any rows [n, streams, d] -> logits float32 [n, vocab]."""
+        """Any rows [n, streams, d] -> logits [n, vocab]."""
         return super().head(self.model.gather(hidden), wide=wide)

@@ -51,11 +51,20 @@ class Attention(nn.Module):
         if params.sinks:
             self.sinks = nn.Parameter(torch.zeros(params.num_heads, dtype=dtype, device=device), requires_grad=False)
 
-    def project(self, hidden: Tensor) -> Sequence[Tensor]:
+    def queries(self, hidden: Tensor, step: Step) -> Tensor:
+        """hidden [T, d] -> q [T, Hq, D], normed and rotated."""
+        return self._gated_queries(self.q_proj(hidden), step)[0]
+
+    def keys_values(self, hidden: Tensor, step: Step) -> tuple[Tensor, Tensor]:
+        """hidden [T, d] -> k, v [T, Hkv, D]; keys normed and rotated."""
+        _, *pair = self._project(hidden)
+        return self._keys_values(pair[0], pair[-1], step)
+
+    def _project(self, hidden: Tensor) -> Sequence[Tensor]:
         """hidden [T, d] -> what ``q_proj``, ``k_proj`` and ``v_proj`` make, as far as there are any: queries, keys, values."""
         return together(hidden, [getattr(self, name) for name in self._inputs], self._ready)
 
-    def queries(self, made: Tensor, step: Step) -> tuple[Tensor, Tensor | None]:
+    def _gated_queries(self, made: Tensor, step: Step) -> tuple[Tensor, Tensor | None]:
         """What ``q_proj`` makes, [T, ...] -> q [T, Hq, D], normed and rotated, and gates [T, Hq * D], where there are any."""
         params = self.params
         if not params.gated:
@@ -72,7 +81,7 @@ class Attention(nn.Module):
         factor = step.shared(("temperature", floor, strength), lambda: _temperature(step.positions, floor, strength))
         return (q * factor).to(q.dtype)
 
-    def keys_values(self, k: Tensor, v: Tensor, step: Step) -> tuple[Tensor, Tensor]:
+    def _keys_values(self, k: Tensor, v: Tensor, step: Step) -> tuple[Tensor, Tensor]:
         """What ``k_proj`` and ``v_proj`` make, [T, Hkv * D] -> k, v [T, Hkv, D]; keys normed and rotated."""
         params = self.params
         v = v.view(-1, params.num_kv_heads, params.head_dim)
@@ -113,9 +122,9 @@ class Attention(nn.Module):
 
     def forward(self, hidden: Tensor, step: Step, caches: Caches) -> Tensor:
         """hidden [T, d] -> [T, d]; stores the step's keys and values as the cache's batch says."""
-        params, (made, *pair) = self.params, self.project(hidden)
-        q, gate = self.queries(made, step)
-        k, v = self.keys_values(pair[0], pair[-1], step) if pair else (None, None)
+        params, (made, *pair) = self.params, self._project(hidden)
+        q, gate = self._gated_queries(made, step)
+        k, v = self._keys_values(pair[0], pair[-1], step) if pair else (None, None)
         sinks = self.sinks if params.sinks else None
         mixed = attend(q, k, v, caches["kv"], law=self.law, scale=params.scale, softcap=params.softcap, sinks=sinks)
         return self.output(mixed, gate)
@@ -135,8 +144,8 @@ def dense_attention(layer: Attention, hidden: Tensor) -> Tensor:
     params = layer.params
     count = hidden.shape[0]
     step = Step.alone(count, hidden.device)
-    made, *pair = layer.project(hidden)
-    (q, gate), (k, v) = layer.queries(made, step), layer.keys_values(pair[0], pair[-1], step)
+    made, *pair = layer._project(hidden)
+    (q, gate), (k, v) = layer._gated_queries(made, step), layer._keys_values(pair[0], pair[-1], step)
     mixed = torch.zeros(count, params.num_heads, params.head_dim, dtype=hidden.dtype, device=hidden.device)
     for query in range(count):
         seen = [key for start, stop in layer.law.needs(query) for key in range(start, stop)] + [query]

@@ -153,9 +153,9 @@ class Decoder(nn.Module):
         return hidden
 
     def head(self, hidden: Tensor, *, wide: bool = True) -> Tensor:
-        """Final norm and head of any rows: [n, d] -> logits float32 [n, vocab], in memory of its own.
+        """Final norm and head of any rows: [n, d] -> logits [n, vocab], in memory of its own.
 
-        wide: in float32 even where the model's own dtype tells as much; comparing needs no more than that.
+        wide: in float32; else in the model's dtype, where that tells as much: enough to compare them.
         """
         hidden = self.model.norm(hidden)
         head = self.model.embed_tokens.weight if self.options.tied_embeddings else self.lm_head.weight

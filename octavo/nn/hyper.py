@@ -123,5 +123,5 @@ class HyperDecoder(Decoder):
         return super().embed(token_ids)[:, None].expand(-1, self.options.streams, -1)
 
     def head(self, hidden: Tensor, *, wide: bool = True) -> Tensor:
-        """Any rows [n, streams, d] -> logits float32 [n, vocab]."""
+        """Any rows [n, streams, d] -> logits [n, vocab]."""
         return super().head(self.model.hc_head(hidden), wide=wide)

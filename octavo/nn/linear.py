@@ -1,6 +1,6 @@
-"""Linear layers as decoding wants them: few rows take a compiled kernel, everything else torch.
+"""Linear layers as decoding wants them: through compiled kernels where these are faster, alone or several at once, else torch.
 
-Owns the choice between the two. Knows no weights' names and no caches.
+Owns the choice. Knows no weights' names and no caches.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ class Ready:
     def __init__(self, activation: str | None = None) -> None:
         self._activation = activation
         self._kept: Matrices | None = None
-        self._pointers: list[int] = []
+        self._given: list[Tensor] = []
+        self._known: list[int] = []
 
     def __reduce__(self) -> Any:
         # A copy of a module has other tensors.
@@ -28,10 +29,12 @@ class Ready:
 
     def of(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None] = (), up: Tensor | None = None) -> Matrices:
         """What ``Matrices`` makes of them, now or before."""
-        pointers = [one.data_ptr() for one in (*weights, *biases, up) if one is not None]
-        if self._kept is None or pointers != self._pointers:
+        given = [one for one in (*weights, *biases, up) if one is not None]
+        # A tensor may get other memory, and another tensor the same.
+        known = [*map(id, given), *[one.data_ptr() for one in given]]
+        if self._kept is None or known != self._known:
             self._kept = Matrices(*weights, biases=biases, up=up, activation=self._activation)
-            self._pointers = pointers
+            self._given, self._known = given, known
         return self._kept
 
 
@@ -49,7 +52,7 @@ class Linear(nn.Linear):
         self._ready = Ready()
 
     def __call__(self, x: Tensor) -> Tensor:
-        """``forward``, at once, as ``Norm`` does."""
+        """``forward``, at once and without hooks, as ``Norm`` does."""
         return self.forward(x)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -26,7 +26,8 @@ def memory(total_bytes: int, device: torch.device | str = "cpu") -> torch.Tensor
     """
     if torch.device(device).type != "cpu" or not hasattr(mmap, "MADV_HUGEPAGE") or total_bytes == 0:
         return torch.empty(total_bytes, dtype=torch.uint8, device=device)
-    mapped = mmap.mmap(-1, total_bytes)
+    # Private: shared memory gets no huge pages, and a child of fork would write into its parent's cache.
+    mapped = mmap.mmap(-1, total_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     # A kernel without them says so; the memory is there all the same.
     with suppress(OSError):
         mapped.madvise(mmap.MADV_HUGEPAGE)

@@ -57,7 +57,10 @@ def draw(choice: Choice, engine_seed: int) -> float:
 
 
 def sample(logits: Tensor, choices: Sequence[Choice], *, seed: int) -> list[int]:
-    """One token per choice. logits: [B, vocab], float32 unless all choices are greedy. seed: the engine's."""
+    """One token per choice. logits: [B, vocab], float32 unless all choices are greedy. seed: the engine's.
+
+    Ties go to the lowest id. Of logits that hold NaN, any token may come.
+    """
     if not choices:
         return []
     drawn = [i for i, choice in enumerate(choices) if not choice.params.greedy]

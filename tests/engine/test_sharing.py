@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -51,9 +52,10 @@ def test_entries_are_stored_once_and_by_their_producer(
     stored: Counter[int] = Counter()
     store = Writes.store
 
-    def counting(self: Writes, view: FieldView, values: torch.Tensor) -> None:
-        stored[id(view)] += self.tokens.numel()
-        store(self, view, values)
+    def counting(self: Writes, views: Mapping[str, FieldView], made: Mapping[str, torch.Tensor]) -> None:
+        for name in made:
+            stored[id(views[name])] += self.tokens.numel()
+        store(self, views, made)
 
     path = tiny.write(name, tmp_path)
     llm = engine(path, max_num_batched_tokens=budget, enable_prefix_caching=False)

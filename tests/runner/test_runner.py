@@ -97,6 +97,17 @@ def test_bfloat16_stays_near_float32(checkpoints: Path) -> None:
     assert (logits[0] - reference).abs().max() < 0.15 * reference.std()
 
 
+@pytest.mark.parametrize("name", ["llama", "gemma2", "cohere2"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_narrow_logits_tell_the_same_token(name: str, dtype: str, checkpoints: Path) -> None:
+    runner = make_runner(name, checkpoints, (16, 8), dtype=dtype)
+    hidden = torch.randn(9, runner.model.options.hidden_size, generator=torch.Generator().manual_seed(0)).to(
+        getattr(torch, dtype)
+    )
+    wide, narrow = runner.model.head(hidden), runner.model.head(hidden, wide=False)
+    assert wide.dtype == torch.float32 and torch.equal(wide, narrow.float())
+
+
 # -- sampling --------------------------------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,18 @@ def many(params: SamplingParams, logits: torch.Tensor, count: int) -> np.ndarray
 def test_greedy_takes_the_likeliest() -> None:
     logits = logits_of(3, VOCAB)
     assert sample(logits, choices_of([GREEDY] * 3), seed=0) == logits.argmax(-1).tolist()
+
+
+def test_plain_is_what_needs_no_logits_but_the_largest() -> None:
+    assert GREEDY.plain and replace(GREEDY, seed=3, top_k=5, max_tokens=9).plain
+    for change in (
+        {"temperature": 1.0},
+        {"logprobs": 0},
+        {"logit_bias": {3: 1.0}},
+        {"presence_penalty": 0.5},
+        {"repetition_penalty": 2.0},
+    ):
+        assert not replace(GREEDY, **change).plain
 
 
 def test_no_choices_no_tokens() -> None:

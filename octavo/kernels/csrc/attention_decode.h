@@ -282,7 +282,8 @@ static void decode(const Attention& call, const Job& job, float* parts, bool wid
             keys = ahead = (const T* const*)widened[0], values = (const T* const*)widened[1];
         }
         int64_t g = 0;
-        for (; W == 16 && g + 4 <= shared; g += 4) heads_of<P, W == 16 ? 4 : 2, T>(call, state, g, keys, values, ahead, count, size);
+        constexpr int M = W == 16 ? 4 : 2;
+        for (; g + M <= shared; g += M) heads_of<P, M, T>(call, state, g, keys, values, ahead, count, size);
         for (; g + 2 <= shared; g += 2) heads_of<P, 2, T>(call, state, g, keys, values, ahead, count, size);
         for (; g < shared; g++) heads_of<P, 1, T>(call, state, g, keys, values, ahead, count, size);
     }

@@ -114,7 +114,7 @@ static inline void decode_entry(const Paged& from, int64_t table, int64_t number
     for (int64_t i = 0; i < from.count; to += width_of(from.parts[i++])) decode_part(from.parts[i], page, row, to);
 }
 
-// Writes where the cache lines of an entry begin; at most size / LINE + 2 for a part, and one for its scales.
+// Writes where the cache lines of an entry begin; at most size / LINE + 2, and one for its scales.
 constexpr int64_t LINE = 64;
 static inline const char** lines_of(const Paged& from, int64_t table, int64_t number, const char** to) {
     int64_t page = from.table[table * from.table_row + number / from.per_block], row = number % from.per_block;

@@ -1,6 +1,6 @@
-// y = x W^T + bias, for one W or for several side by side. For a few rows of x, W is read once, at the speed of memory; for many, some of it stays in L2 while all of x
-// goes by. And the same for gated MLPs, with both halves and the activation in one pass. A row's result does not depend on how
-// many rows there are.
+// y = x W^T + bias, for one W or for several side by side. For a few rows of x, W is read once, at the speed of memory; for
+// many, some of it stays in L2 while all of x goes by. And the same for gated MLPs, with both halves and the activation in one
+// pass. A row's result does not depend on how many rows there are.
 //
 // reference: octavo/kernels/reference.py, linear and gated.
 
@@ -26,7 +26,7 @@ struct Linear {
 };
 
 // One matrix and a block of x as the policy takes it: [rows, row], padded with zero rows to those of a tile.
-struct Part : Linear {
+struct Slice : Linear {
     const void *items, *weight, *bias;
     int64_t row, chunk, n;
 };
@@ -63,7 +63,7 @@ struct Paired {
 };
 typedef Paired Brain;
 #else
-// The even weights are the low halves of words, the odd ones the high halves; x has W even elements, then W odd ones, and so on.
+// The even weights are the low halves of words, the odd ones the high halves; x has W even elements, then W odd ones, ...
 struct Halves {
     typedef float item;
     static constexpr int elements = 2, parts = 2;
@@ -114,7 +114,7 @@ static inline vec products(const typename P::item* x, int64_t row, const T* cons
 
 // Outputs [m, m + M) of weight rows [n, n + N), those below `last`.
 template <class P, int M, class T>
-static inline void tile(const Part& call, int64_t m, int64_t n, int64_t last, int64_t ahead) {
+static inline void tile(const Slice& call, int64_t m, int64_t n, int64_t last, int64_t ahead) {
     constexpr int N = W / M;
     const T *weight = (const T*)call.weight, *up = (const T*)call.up, *bias = (const T*)call.bias;
     const T *b[N], *c[N];
@@ -145,7 +145,7 @@ static inline void tile(const Part& call, int64_t m, int64_t n, int64_t last, in
 // Weight rows [first, last). Where M rows of x are not all of them, a group of weight rows stays in L2 while all of x goes by,
 // and every pass asks memory for a share of the next group.
 template <class P, int M, class T>
-static void rows_of(const Part& call, int64_t first, int64_t last) {
+static void rows_of(const Slice& call, int64_t first, int64_t last) {
     constexpr int N = W / M;
     constexpr int64_t GROUP_BYTES = 128 << 10;
     int64_t passes = (call.m + M - 1) / M, bytes = call.size * (int64_t)sizeof(T);
@@ -164,39 +164,39 @@ static void rows_of(const Part& call, int64_t first, int64_t last) {
 
 template <class P, int M, class T>
 static void item(void* context, int64_t number) {
-    Part part = *(const Part*)context;
-    const Matrix* matrix = part.matrices;
-    for (int64_t jobs; number >= (jobs = (matrix->n + part.chunk - 1) / part.chunk); matrix++) {
+    Slice slice = *(const Slice*)context;
+    const Matrix* matrix = slice.matrices;
+    for (int64_t jobs; number >= (jobs = (matrix->n + slice.chunk - 1) / slice.chunk); matrix++) {
         number -= jobs;
-        part.y = (T*)part.y + matrix->n;
+        slice.y = (T*)slice.y + matrix->n;
     }
-    part.weight = matrix->weight, part.bias = matrix->bias, part.n = matrix->n;
-    rows_of<P, M, T>(part, number * part.chunk, min64((number + 1) * part.chunk, part.n));
+    slice.weight = matrix->weight, slice.bias = matrix->bias, slice.n = matrix->n;
+    rows_of<P, M, T>(slice, number * slice.chunk, min64((number + 1) * slice.chunk, slice.n));
 }
 
 template <class P, int M, class T>
 static void run(const Linear& call, int threads) {
     constexpr int64_t BLOCK = 256, JOB_BYTES = 96 << 10, LARGE_JOB_BYTES = 2 << 20;
     static_assert(BLOCK % M == 0, "only the last block is padded");
-    Part part = {call, nullptr, nullptr, nullptr, call.size / P::elements * P::parts, 0, 0};
+    Slice slice = {call, nullptr, nullptr, nullptr, call.size / P::elements * P::parts, 0, 0};
     // Neighbouring rows in one job, for what it asks memory for ahead of time to be its own, and enough jobs for all threads.
     int64_t bytes = call.size * (int64_t)sizeof(T), share = call.y_row * bytes / (16 * threads), jobs = 0;
-    part.chunk = round_up(max64(1, max64(min64(share, LARGE_JOB_BYTES), JOB_BYTES) / bytes), W);
+    slice.chunk = round_up(max64(1, max64(min64(share, LARGE_JOB_BYTES), JOB_BYTES) / bytes), W);
     Range reads[RANGES] = {};
     for (int64_t i = 0; i < call.count; i++) {
-        jobs += (call.matrices[i].n + part.chunk - 1) / part.chunk;
+        jobs += (call.matrices[i].n + slice.chunk - 1) / slice.chunk;
         if (i < RANGES) reads[i] = {call.matrices[i].weight, call.matrices[i].n * bytes};
     }
     if (call.up) reads[1] = {call.up, call.y_row * bytes};
-    typename P::item* x = (typename P::item*)octavo_scratch(SLOT_SHARED, round_up(min64(call.m, BLOCK), M) * part.row * 4);
-    part.items = x;
+    typename P::item* x = (typename P::item*)octavo_scratch(SLOT_SHARED, round_up(min64(call.m, BLOCK), M) * slice.row * 4);
+    slice.items = x;
     for (int64_t first = 0; first < call.m; first += BLOCK) {
-        part.m = min64(BLOCK, call.m - first);
-        for (int64_t m = 0; m < part.m; m++) P::copy_row(x + m * part.row, (const T*)part.x + m * part.x_row, part.size);
-        memset(x + part.m * part.row, 0, (round_up(part.m, M) - part.m) * part.row * 4);
-        octavo_parallel(threads, jobs, item<P, M, T>, &part, reads);
-        part.x = (const T*)part.x + BLOCK * part.x_row;
-        part.y = (T*)part.y + BLOCK * part.y_row;
+        slice.m = min64(BLOCK, call.m - first);
+        for (int64_t m = 0; m < slice.m; m++) P::copy_row(x + m * slice.row, (const T*)slice.x + m * slice.x_row, slice.size);
+        memset(x + slice.m * slice.row, 0, (round_up(slice.m, M) - slice.m) * slice.row * 4);
+        octavo_parallel(threads, jobs, item<P, M, T>, &slice, reads);
+        slice.x = (const T*)slice.x + BLOCK * slice.x_row;
+        slice.y = (T*)slice.y + BLOCK * slice.y_row;
     }
 }
 

@@ -1,7 +1,7 @@
-// What a step does to single rows and stores: norms, rotation, writing entries to pages. Little arithmetic; what is saved is
-// the time of many small operations.
+// What a step does to single rows and stores: norms, rotation, writing entries to pages, finding the largest logit. Little
+// arithmetic; what is saved is the time of many small operations.
 //
-// reference: octavo/nn/norm.py and octavo/nn/rope.py, and octavo/kernels/reference.py, scatter.
+// reference: octavo/nn/norm.py and octavo/nn/rope.py; for stores and the largest element, plain indexing in their tests.
 
 #include "simd.h"
 
@@ -10,7 +10,7 @@ namespace OCTAVO_ISA {
 enum Style : int32_t { STYLE_NONE = -1, STYLE_UNIT = 0, STYLE_SCALE = 1, STYLE_WIDE = 2, STYLE_OFFSET = 3, STYLE_CENTER = 4 };
 
 // Heads [tokens, heads, size]: normalised, if there is a style, rounded, and then rotated, if there are tables.
-struct Heads {
+struct Rows {
     const void* x;       // rows are contiguous
     const void* weight;  // [size]; null for STYLE_UNIT
     const void* cosine;  // [tokens, rotated] in x's type, or null
@@ -22,7 +22,7 @@ struct Heads {
 };
 
 template <class T>
-static void normalise(const Heads& call, const T* x, float* row) {
+static void normalise(const Rows& call, const T* x, float* row) {
     const T* weight = (const T*)call.weight;
     int64_t size = call.size, whole = size / W * W;
     float mean = 0;
@@ -57,7 +57,7 @@ static void normalise(const Heads& call, const T* x, float* row) {
 }
 
 template <class T>
-static void rotate(const Heads& call, const T* cosine, const T* sine, float* row) {
+static void rotate(const Rows& call, const T* cosine, const T* sine, float* row) {
     int64_t half = call.rotated / 2;
     if (call.interleaved) {
         for (int64_t d = 0; d < call.rotated; d += 2) {
@@ -81,7 +81,7 @@ static void rotate(const Heads& call, const T* cosine, const T* sine, float* row
 }
 
 template <class T>
-static void head_of(const Heads& call, const T* x, int64_t token, T* y) {
+static void head_of(const Rows& call, const T* x, int64_t token, T* y) {
     float* row = (float*)octavo_scratch(SLOT_ROWS, call.size * sizeof(float));
     int64_t size = call.size, whole = size / W * W;
     if (call.style == STYLE_NONE) {
@@ -100,7 +100,7 @@ static void head_of(const Heads& call, const T* x, int64_t token, T* y) {
 
 template <class T>
 static void token_of(void* context, int64_t token) {
-    const Heads& call = *(const Heads*)context;
+    const Rows& call = *(const Rows*)context;
     const T* x = (const T*)call.x + token * call.x_token;
     T* y = (T*)call.y + token * call.heads * call.size;
     for (int64_t head = 0; head < call.heads; head++) head_of(call, x + head * call.x_head, token, y + head * call.size);
@@ -170,7 +170,7 @@ OCTAVO_EXPORT(argmax)(OCTAVO_ISA::Argmax* call, int threads) {
     }
 }
 
-OCTAVO_EXPORT(heads)(OCTAVO_ISA::Heads* call, int threads) {
+OCTAVO_EXPORT(heads)(OCTAVO_ISA::Rows* call, int threads) {
     using namespace OCTAVO_ISA;
     constexpr int64_t WORTH_SHARING = 1 << 16;  // elements
     if (call->tokens * call->heads * call->size < WORTH_SHARING) threads = 1;

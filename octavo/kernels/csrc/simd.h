@@ -90,6 +90,7 @@ static inline float sum(vec x) {
     for (int i = 0; i < W; i++) total += parts[i];
     return total;
 }
+
 // e^x within 2 ulp; 0 below -87, infinity above 88, NaN for NaN. Cephes' reduction, a polynomial of degree 6.
 static inline vec exponential(vec x) {
     const vec magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer in the low bits
