@@ -131,9 +131,11 @@ struct Pool {
                 for (int i = 0; i < 16; i++) pause();
             }
             if (found) continue;
+            // Who is woken too late for one job stays awake for the next: kernels follow each other closely.
+            uint64_t known = state.load() / JOB;
             std::unique_lock<std::mutex> lock(mutex);
             sleepers.fetch_add(1);
-            wake.wait(lock, [&] { return news(last); });
+            wake.wait(lock, [&] { return news(last) || state.load() / JOB != known; });
             sleepers.fetch_sub(1);
         }
     }
