@@ -23,7 +23,7 @@ NO_KEYS = np.zeros(0, KEY)
 _LANES = 2
 
 _BLOCK = 2048
-"""Units hashed at a time, in buffers that stay: fresh memory costs as much as the sums."""
+"""Units hashed at a time, in buffers that stay: fresh memory would have to be mapped first."""
 
 
 def root_key(*salts: bytes, seed: int) -> bytes:

@@ -24,7 +24,6 @@ EMULATING: Final = ("avx2", "avx512")
 GATES: Final = {"silu": 0, "gelu": 1, "gelu_pytorch_tanh": 2}
 """Gate activations, by Transformers' name, and their numbers in C."""
 
-
 _MATRIX = Struct("2P q")
 """``struct Matrix``: weight, bias; n."""
 

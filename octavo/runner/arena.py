@@ -22,7 +22,7 @@ from octavo.spec.stream import DTYPE_BYTES
 def memory(total_bytes: int, device: torch.device | str = "cpu") -> torch.Tensor:
     """uint8 [total_bytes], uninitialised; on a CPU in huge pages, where the system has them for those who ask.
 
-    Attention reads pages from all over an arena: with pages of 4 KiB every other read misses the processor's table of them.
+    Attention reads pages from all over an arena, and the processor's own table of memory pages (TLB) is small.
     """
     if torch.device(device).type != "cpu" or not hasattr(mmap, "MADV_HUGEPAGE") or total_bytes == 0:
         return torch.empty(total_bytes, dtype=torch.uint8, device=device)
