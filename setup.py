@@ -1,6 +1,8 @@
-"""Compiles octavo's CPU kernels into one shared library, loaded by octavo/kernels/library.py. All else is pyproject.toml's.
+"""Compiles octavo's CPU kernels into one shared library, loaded by octavo/kernels/library.py. All
+else is pyproject.toml's.
 
-Every kernel file is compiled once per instruction set. Without a compiler the install goes on, and torch does the work.
+Every kernel file is compiled once per instruction set. Without a compiler the install goes on, and
+torch does the work.
 """
 
 from __future__ import annotations
@@ -33,7 +35,10 @@ X86 = {
     "avx512_bf16": [*AVX512, "-mavx512bf16"],
     "avx512_bf16_emulated": [*AVX512, "-DOCTAVO_EMULATE_BF16"],
 }
-ISAS: dict[str, list[str]] = {"portable": [], **(X86 if platform.machine() in ("x86_64", "AMD64") else {})}
+ISAS: dict[str, list[str]] = {
+    "portable": [],
+    **(X86 if platform.machine() in ("x86_64", "AMD64") else {}),
+}
 
 
 class BuildKernels(build_ext):
@@ -44,7 +49,9 @@ class BuildKernels(build_ext):
         return f"{fullname.replace('.', '/')}.so"
 
     def build_extension(self, ext: Extension) -> None:
-        """Raises CompileError without a compiler; setuptools then goes on, since the extension is optional."""
+        """Raises CompileError without a compiler; setuptools then goes on, since the extension is
+        optional.
+        """
         headers = sorted(map(str, SOURCES.glob("*.h")))
         shared = str(SOURCES / "pool.cpp")
         made_of = runpy.run_path("octavo/kernels/sources.py")["digest"](SOURCES)
@@ -54,12 +61,18 @@ class BuildKernels(build_ext):
             objects += self._compile(kernels, isa, [f"-DOCTAVO_ISA={isa}", *flags], headers)
         target = Path(self.get_ext_fullpath(ext.name))
         target.parent.mkdir(parents=True, exist_ok=True)
-        self.compiler.link_shared_object(objects, str(target), extra_postargs=["-pthread", "-s"], target_lang="c++")
+        self.compiler.link_shared_object(
+            objects, str(target), extra_postargs=["-pthread", "-s"], target_lang="c++"
+        )
 
-    def _compile(self, sources: list[str], isa: str, flags: list[str], headers: list[str]) -> list[str]:
+    def _compile(
+        self, sources: list[str], isa: str, flags: list[str], headers: list[str]
+    ) -> list[str]:
         extra = [*FLAGS, *WARNINGS, "-pthread", *flags]
         folder = str(Path(self.build_temp) / isa)
-        return list(self.compiler.compile(sources, output_dir=folder, extra_postargs=extra, depends=headers))
+        return list(
+            self.compiler.compile(sources, output_dir=folder, extra_postargs=extra, depends=headers)
+        )
 
 
 KERNELS = Extension(

@@ -1,8 +1,10 @@
-"""What quantised caches cost in quality: one layer of each layout, real entry sizes, random weights, against bfloat16 caches.
+"""What quantised caches cost in quality: one layer of each layout, real entry sizes, random
+weights, against bfloat16 caches.
 
-Owns the layers, the inputs and the two measures: relative error of the attention output, and overlap of the tokens or entries
-that an indexer chooses. All layers compute in float32 through the engine's own runner, so that only the cache differs. Random
-weights give keys without structure, whose scores lie close together: of choices that is the hard case.
+Owns the layers, the inputs and the two measures: relative error of the attention output, and
+overlap of the tokens or entries that an indexer chooses. All layers compute in float32 through the
+engine's own runner, so that only the cache differs. Random weights give keys without structure,
+whose scores lie close together: of choices that is the hard case.
 """
 
 from __future__ import annotations
@@ -82,7 +84,9 @@ ALL = (("fp8", "bf16"), ("bf16", "fp8"), ("bf16", "fp4"), ("fp8", "fp8"), ("fp8"
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One layer. ratio: tokens per entry that an indexer chooses among, or None without one. dtypes: of entries, index keys."""
+    """One layer. ratio: tokens per entry that an indexer chooses among, or None without one.
+    dtypes: of entries, index keys.
+    """
 
     name: str
     config: Mapping[str, Any]
@@ -93,16 +97,27 @@ class Case:
 CASES = (
     Case(name="MLA (V3)", config={**LATENT, "model_type": "deepseek_v3"}, dtypes=ENTRIES),
     Case(name="DSA (V3.2)", config={**LATENT, "model_type": "deepseek_v32"}, dtypes=ALL, ratio=1),
-    Case(name="V4, by 4", config={**COMPRESSED, "layer_types": ["compressed_sparse_attention"]}, dtypes=ALL, ratio=4),
-    Case(name="V4, by 128", config={**COMPRESSED, "layer_types": ["heavily_compressed_attention"]}, dtypes=ENTRIES),
+    Case(
+        name="V4, by 4",
+        config={**COMPRESSED, "layer_types": ["compressed_sparse_attention"]},
+        dtypes=ALL,
+        ratio=4,
+    ),
+    Case(
+        name="V4, by 128",
+        config={**COMPRESSED, "layer_types": ["heavily_compressed_attention"]},
+        dtypes=ENTRIES,
+    ),
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quality:
-    """One layer with one pair of cache dtypes. error: of attention outputs, relative, mean over tokens; worst: of any token.
+    """One layer with one pair of cache dtypes. error: of attention outputs, relative, mean over
+    tokens; worst: of any token.
 
-    overlap: mean share of the choice that is the choice of bfloat16 caches, over tokens that choose; None without an indexer.
+    overlap: mean share of the choice that is the choice of bfloat16 caches, over tokens that
+        choose; None without an indexer.
     """
 
     layer: str
@@ -126,7 +141,10 @@ def random_weights(model: nn.Module, seed: int) -> Iterator[tuple[str, Tensor]]:
     rng = torch.Generator().manual_seed(seed)
     for name, weight in model.named_parameters():
         if weight.dim() == 1:
-            yield name, torch.full(weight.shape, 0.0 if name.endswith(("bias", "sinks", "base")) else 1.0)
+            yield (
+                name,
+                torch.full(weight.shape, 0.0 if name.endswith(("bias", "sinks", "base")) else 1.0),
+            )
         else:
             scale = 1.0 if "embed" in name else weight.shape[-1] ** -0.5
             yield name, torch.randn(weight.shape, generator=rng) * scale
@@ -147,7 +165,9 @@ def watch(layer: nn.Module, seen: Seen) -> None:
 
             module.chosen = noted  # type: ignore[assignment]
         elif type(module).__name__ == "Indexer":
-            module.register_forward_hook(lambda _, __, made: None if made is None else seen.choices.append(made))
+            module.register_forward_hook(
+                lambda _, __, made: None if made is None else seen.choices.append(made)
+            )
 
 
 def run(case: Case, kv: str, index: str, tokens: int, topk: int, seed: int) -> Seen:
@@ -157,14 +177,28 @@ def run(case: Case, kv: str, index: str, tokens: int, topk: int, seed: int) -> S
     family = families.named(spec.family)
     dtypes = CacheDtypes(kv=full_dtype(kv), indexer=full_dtype(index))
     layout = solve_layout(
-        make_groups(spec, dtypes), arena_bytes=1 << 28, profile=CPU, hash_unit=spec.hash_unit, max_model_len=tokens + 16
+        make_groups(spec, dtypes),
+        arena_bytes=1 << 28,
+        profile=CPU,
+        hash_unit=spec.hash_unit,
+        max_model_len=tokens + 16,
     )
     meta = resolve(family.module)(spec, dtype=torch.float32, device="meta")
-    runner = Runner(spec=spec, family=family, layout=layout, weights=random_weights(meta, seed), dtype=torch.float32)
+    runner = Runner(
+        spec=spec,
+        family=family,
+        layout=layout,
+        weights=random_weights(meta, seed),
+        dtype=torch.float32,
+    )
     seen = Seen()
     watch(runner.model.model.layers[0].get_submodule(spec.layers[0].mixers[0][0]), seen)
-    scheduler = Scheduler(layout, max_num_batched_tokens=CHUNK, max_num_seqs=1, enable_prefix_caching=False)
-    prompt = torch.randint(0, VOCAB, (tokens,), generator=torch.Generator().manual_seed(seed + 1)).tolist()
+    scheduler = Scheduler(
+        layout, max_num_batched_tokens=CHUNK, max_num_seqs=1, enable_prefix_caching=False
+    )
+    prompt = torch.randint(
+        0, VOCAB, (tokens,), generator=torch.Generator().manual_seed(seed + 1)
+    ).tolist()
     params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
     scheduler.add(Request(request_id="r", prompt_token_ids=prompt, params=params))
     while (plan := scheduler.schedule()) is not None:
@@ -177,7 +211,9 @@ def overlap(mine: Seen, other: Seen) -> float | None:
     if not other.choices:
         return None
     shares = []
-    for found, wanted in zip(mine.choices[-1][-LAST:].tolist(), other.choices[-1][-LAST:].tolist(), strict=True):
+    for found, wanted in zip(
+        mine.choices[-1][-LAST:].tolist(), other.choices[-1][-LAST:].tolist(), strict=True
+    ):
         numbers = set(wanted) - {-1}
         shares.append(len(numbers & set(found)) / len(numbers))
     return sum(shares) / len(shares)
@@ -202,19 +238,32 @@ def measure(case: Case, tokens: int, topk: int, seed: int) -> Iterator[Quality]:
 
 def main(
     tokens: Annotated[int, typer.Option(help="Tokens of the prompt.")] = 2048,
-    share: Annotated[int, typer.Option(help="An indexer chooses one of so many, at the end of the prompt.")] = 8,
+    share: Annotated[
+        int, typer.Option(help="An indexer chooses one of so many, at the end of the prompt.")
+    ] = 8,
     seed: Annotated[int, typer.Option(help="Of weights and tokens.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Measure every layer and print a table."""
-    found = [q for case in CASES for q in measure(case, tokens, tokens // (case.ratio or 1) // share, seed)]
+    found = [
+        q
+        for case in CASES
+        for q in measure(case, tokens, tokens // (case.ratio or 1) // share, seed)
+    ]
     if as_json:
         typer.echo(json.dumps([asdict(each) for each in found]))
         return
     table = Table("layer", "entries", "index keys", "error", "worst token", "overlap")
     for each in found:
         shown = "" if each.overlap is None else f"{each.overlap:.1%}"
-        table.add_row(each.layer, each.entries, each.index_keys, f"{each.error:.2%}", f"{each.worst:.2%}", shown)
+        table.add_row(
+            each.layer,
+            each.entries,
+            each.index_keys,
+            f"{each.error:.2%}",
+            f"{each.worst:.2%}",
+            shown,
+        )
     Console().print(table)
 
 

@@ -1,7 +1,8 @@
-"""Clients of a load test: they ask, hang up, come in bursts, send nonsense, and judge what they get.
+"""Clients of a load test: they ask, hang up, come in bursts, send nonsense, and judge what they
+get.
 
-Owns ``Clients`` and its record of what went well, what took how long, and what must not have happened. Knows a URL and a
-pool of cases; knows no process.
+Owns ``Clients`` and its record of what went well, what took how long, and what must not have
+happened. Knows a URL and a pool of cases; knows no process.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ MAX_PROBLEMS = 50
 
 @dataclass(kw_only=True)
 class Record:
-    """What happened. counts: requests by outcome. times in seconds. problems: what must not have happened."""
+    """What happened. counts: requests by outcome. times in seconds. problems: what must not have
+    happened.
+    """
 
     counts: Counter[str] = field(default_factory=Counter)
     first_token: list[float] = field(default_factory=list)
@@ -47,7 +50,9 @@ class Record:
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """A server. longest: tokens of a request. vocab: above every token id. max_body: bytes. queue: continuations it takes."""
+    """A server. longest: tokens of a request. vocab: above every token id. max_body: bytes. queue:
+    continuations it takes.
+    """
 
     url: str
     longest: int
@@ -59,13 +64,15 @@ class Target:
 class Clients:
     """Any number of clients of one server, whose choices follow from ``seed``."""
 
-    def __init__(self, target: Target, pool: Sequence[Case], *, seed: int, patience: float = 300.0) -> None:
+    def __init__(
+        self, target: Target, pool: Sequence[Case], *, seed: int, patience: float = 300.0
+    ) -> None:
         self.target, self.pool, self.record = target, pool, Record()
         self._rng = Random(seed)
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=64)
         self.http = httpx2.AsyncClient(base_url=target.url, limits=limits, timeout=patience)
 
-    # -- how many, and when ------------------------------------------------------------------------------------------------
+    # -- how many, and when ------------------------------------------------------------------------
 
     async def closed(self, clients: int, stop: asyncio.Event) -> None:
         """So many clients, each of which asks again when it has its answer."""
@@ -100,15 +107,27 @@ class Clients:
             await self.ask(ask, hang_up=chance < MALFORMED + HANG_UP)
 
     async def alone(self) -> None:
-        """Every case once, one after another: what remains in the cache must not change an answer."""
+        """Every case once, one after another: what remains in the cache must not change an
+        answer.
+        """
         for case in self.pool:
             expected = case.answers
-            await self.ask(Ask(path=case.path, body=case.body, canary=case.canary, choices=len(expected), expected=expected))
+            await self.ask(
+                Ask(
+                    path=case.path,
+                    body=case.body,
+                    canary=case.canary,
+                    choices=len(expected),
+                    expected=expected,
+                )
+            )
 
-    # -- one request -------------------------------------------------------------------------------------------------------
+    # -- one request -------------------------------------------------------------------------------
 
     async def ask(self, ask: Ask, *, hang_up: bool = False) -> None:
-        """Ask until there is room, and judge the answer; with ``hang_up``, do not wait for its end."""
+        """Ask until there is room, and judge the answer; with ``hang_up``, do not wait for its
+        end.
+        """
         # From before the request has been read to after most answers.
         moment = 10 ** self._rng.uniform(-3, 0.7) if hang_up else None
         try:
@@ -143,7 +162,9 @@ class Clients:
         self.record.whole.append(time.monotonic() - began)
         return None
 
-    async def _read_stream(self, ask: Ask, response: httpx2.Response, began: float) -> tuple[list[str], dict[str, Any], int]:
+    async def _read_stream(
+        self, ask: Ask, response: httpx2.Response, began: float
+    ) -> tuple[list[str], dict[str, Any], int]:
         """(texts, usage, choices that ended) of server-sent events."""
         texts, usage, ends, last, done = [""] * ask.choices, {}, 0, 0.0, False
         async for line in response.aiter_lines():
@@ -163,7 +184,9 @@ class Clients:
                 texts[choice["index"]] += piece
                 ends += choice["finish_reason"] is not None
                 if piece and ask.choices == 1:
-                    (self.record.inter_token if last else self.record.first_token).append(now - (last or began))
+                    (self.record.inter_token if last else self.record.first_token).append(
+                        now - (last or began)
+                    )
                     last = now
         if not done:
             self.record.problem(f"{ask.path} {_short(ask)}: the stream ended without [DONE]")
@@ -172,11 +195,15 @@ class Clients:
     def _judge(self, ask: Ask, texts: Sequence[str], usage: dict[str, Any], ends: int) -> None:
         record = self.record
         if ask.expected is not None and tuple(texts) != ask.expected:
-            record.problem(f"{ask.path} {_short(ask)}: {list(texts)} instead of {list(ask.expected)}")
+            record.problem(
+                f"{ask.path} {_short(ask)}: {list(texts)} instead of {list(ask.expected)}"
+            )
         if foreign := strangers(texts, ask):
             record.problem(f"{ask.path} {_short(ask)}: canaries {foreign} of others")
         if len(texts) != ask.choices or ends != ask.choices or not usage:
-            record.problem(f"{ask.path} {_short(ask)}: {len(texts)} choices, {ends} ends, usage {usage}")
+            record.problem(
+                f"{ask.path} {_short(ask)}: {len(texts)} choices, {ends} ends, usage {usage}"
+            )
             return
         record.counts["answered"] += 1
         record.counts["compared"] += ask.expected is not None
@@ -187,7 +214,9 @@ class Clients:
     async def nonsense(self) -> None:
         """Send what nobody can answer, and look at how it is refused."""
         target = self.target
-        sent = malformed(self._rng, longest=target.longest, vocab=target.vocab, max_body=target.max_body)
+        sent = malformed(
+            self._rng, longest=target.longest, vocab=target.vocab, max_body=target.max_body
+        )
         self.record.counts["malformed"] += 1
         try:
             headers = {"content-type": "application/json"}
@@ -198,7 +227,9 @@ class Clients:
                 self.record.problem(f"{sent.path} {sent.content[:100]!r}: {error!r}")
             return
         if response.status_code not in (*sent.statuses, 429):
-            self.record.problem(f"{sent.path} {sent.content[:100]!r}: {response.status_code} {response.text[:200]}")
+            self.record.problem(
+                f"{sent.path} {sent.content[:100]!r}: {response.status_code} {response.text[:200]}"
+            )
         elif not response.json()["error"]["message"]:
             self.record.problem(f"{sent.path} {sent.content[:100]!r}: refused without a reason")
 
@@ -206,7 +237,9 @@ class Clients:
 def _whole(body: dict[str, Any]) -> tuple[list[str], dict[str, Any], int]:
     """(texts, usage, choices that ended) of a response in one piece."""
     choices = body["choices"]
-    texts = [choice["text"] if "text" in choice else choice["message"]["content"] for choice in choices]
+    texts = [
+        choice["text"] if "text" in choice else choice["message"]["content"] for choice in choices
+    ]
     return texts, body["usage"], sum(choice["finish_reason"] is not None for choice in choices)
 
 

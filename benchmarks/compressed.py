@@ -1,9 +1,12 @@
-"""Decoding with DeepSeek-V4's attention on the CPU by context: sparse, the same engine dense, and Transformers.
+"""Decoding with DeepSeek-V4's attention on the CPU by context: sparse, the same engine dense, and
+Transformers.
 
-Owns sizes (a random model of V4's shape, with its head sizes, ratios, window, top-k and index heads), random caches and the
-table. A request of each context is planned by the real scheduler; none of its prompt is computed, since how long a decode takes
-does not depend on what lies in its pages. Times are medians of steps in which all contestants take turns, so that a busy
-machine slows all. Bytes are counted where torch copies them out of pages; compiled kernels read the same ones where they lie.
+Owns sizes (a random model of V4's shape, with its head sizes, ratios, window, top-k and index
+heads), random caches and the table. A request of each context is planned by the real scheduler;
+none of its prompt is computed, since how long a decode takes does not depend on what lies in its
+pages. Times are medians of steps in which all contestants take turns, so that a busy machine slows
+all. Bytes are counted where torch copies them out of pages; compiled kernels read the same ones
+where they lie.
 """
 
 from __future__ import annotations
@@ -81,7 +84,11 @@ def make_runner(dtype: torch.dtype) -> tuple[Runner, int]:
     family = families.named(spec.family)
     groups = make_groups(spec, str(dtype).removeprefix("torch."))
     layout = solve_layout(
-        groups, arena_bytes=ARENA, profile=PROFILES["cpu"], hash_unit=spec.hash_unit, max_model_len=spec.max_model_len
+        groups,
+        arena_bytes=ARENA,
+        profile=PROFILES["cpu"],
+        hash_unit=spec.hash_unit,
+        max_model_len=spec.max_model_len,
     )
     empty = resolve(family.module)(spec, dtype=dtype, device="meta")
     runner = Runner(spec=spec, family=family, layout=layout, weights=weights(empty), dtype=dtype)
@@ -91,9 +98,15 @@ def make_runner(dtype: torch.dtype) -> tuple[Runner, int]:
 
 
 def decode_of(runner: Runner, context: int) -> StepPlan:
-    """The step that computes the last of ``context`` tokens, all others of which count as computed."""
+    """The step that computes the last of ``context`` tokens, all others of which count as
+    computed.
+    """
     scheduler = Scheduler(
-        runner.layout, max_num_batched_tokens=8192, max_num_seqs=1, max_model_len=context + 8, enable_prefix_caching=False
+        runner.layout,
+        max_num_batched_tokens=8192,
+        max_num_seqs=1,
+        max_model_len=context + 8,
+        enable_prefix_caching=False,
     )
     params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
     scheduler.add(Request(request_id="a", prompt_token_ids=[7] * (context - 1), params=params))
@@ -118,7 +131,11 @@ def dense(layer: Any) -> Callable[..., Entries]:
 def run(runner: Runner, plan: StepPlan, *, sparse: bool) -> None:
     """One decode."""
     layers: list[Any] = [layer.self_attn for layer in runner.model.model.layers]
-    changed = [] if sparse else [layer for layer in layers if hasattr(getattr(layer, "compressor", None), "indexer")]
+    changed = (
+        []
+        if sparse
+        else [layer for layer in layers if hasattr(getattr(layer, "compressor", None), "indexer")]
+    )
     for layer in changed:
         layer.compressed = dense(layer)
     runner.execute(plan)
@@ -131,7 +148,9 @@ def _never(*_: object) -> bool:
 
 
 def bytes_read(runner: Runner, plan: StepPlan, *, sparse: bool) -> Counter[str]:
-    """Bytes copied out of pages in one decode: ``chosen`` and ``heavy`` entries, ``index`` keys, and what is ``bounded``."""
+    """Bytes copied out of pages in one decode: ``chosen`` and ``heavy`` entries, ``index`` keys,
+    and what is ``bounded``.
+    """
     read: Counter[str] = Counter()
     streams, originals = runner._streams, []
 
@@ -150,11 +169,16 @@ def bytes_read(runner: Runner, plan: StepPlan, *, sparse: bool) -> Counter[str]:
 
     for of_layer in streams.values():
         names = {"index": "index", "compressed": "chosen" if "index" in of_layer else "heavy"}
-        for stream, (_, fields) in ((names.get(name, "bounded"), found) for name, found in of_layer.items()):
+        for stream, (_, fields) in (
+            (names.get(name, "bounded"), found) for name, found in of_layer.items()
+        ):
             originals.append((fields, dict(fields)))
             for name, view in fields.items():
                 fields[name] = type(stream, (Counted,), {"stream": stream})(view.data, view.headed)
-    with patch("octavo.ops.compressed.takes", _never), patch("octavo.kernels.indexer.takes", _never):
+    with (
+        patch("octavo.ops.compressed.takes", _never),
+        patch("octavo.kernels.indexer.takes", _never),
+    ):
         run(runner, plan, sparse=sparse)
     for fields, views in originals:
         fields.update(views)
@@ -173,7 +197,9 @@ class Upstream:
         scaling = {**CONFIG["rope_scaling"], "rope_type": "yarn"}
         scaling.pop("type")
         config = AutoConfig.for_model(name, **given, rope_parameters=scaling)
-        self.model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=dtype).eval()
+        self.model = AutoModelForCausalLM.from_config(
+            config, attn_implementation="eager", dtype=dtype
+        ).eval()
         self.dtype = dtype
 
     def cache(self, context: int) -> Any:
@@ -182,8 +208,14 @@ class Upstream:
 
         cache, config = DynamicCache(config=self.model.config), self.model.config
         for layer in cache.layers:
-            layer.keys = torch.randn(1, 1, config.sliding_window - 1, config.head_dim, dtype=self.dtype)
-            layer.values, layer.is_initialized, layer.cumulative_length = layer.keys, True, context - 1
+            layer.keys = torch.randn(
+                1, 1, config.sliding_window - 1, config.head_dim, dtype=self.dtype
+            )
+            layer.values, layer.is_initialized, layer.cumulative_length = (
+                layer.keys,
+                True,
+                context - 1,
+            )
             layer.dtype, layer.device = self.dtype, layer.keys.device
             for name in getattr(layer, "compressed_kv", {}):
                 dim = config.head_dim if name == "compressor" else config.index_head_dim
@@ -194,8 +226,12 @@ class Upstream:
                 layer.buffer_kv[name] = torch.randn(1, rest, wide, dtype=self.dtype)
                 layer.buffer_gate[name] = torch.randn(1, rest, wide, dtype=self.dtype)
                 if hasattr(layer, "overlap_kv"):
-                    layer.overlap_kv[name] = torch.randn(1, layer.compress_rate, dim, dtype=self.dtype)
-                    layer.overlap_gate[name] = torch.randn(1, layer.compress_rate, dim, dtype=self.dtype)
+                    layer.overlap_kv[name] = torch.randn(
+                        1, layer.compress_rate, dim, dtype=self.dtype
+                    )
+                    layer.overlap_gate[name] = torch.randn(
+                        1, layer.compress_rate, dim, dtype=self.dtype
+                    )
         return cache
 
     @torch.inference_mode()
@@ -218,14 +254,19 @@ def timed(work: dict[str, Callable[[], object]], repeats: int) -> dict[str, floa
 
 
 def main(
-    dtype: Annotated[str, typer.Option(help="float32 or bfloat16, of weights and caches.")] = "float32",
+    dtype: Annotated[
+        str, typer.Option(help="float32 or bfloat16, of weights and caches.")
+    ] = "float32",
     repeats: Annotated[int, typer.Option(help="Steps per median.")] = 5,
     upstream: Annotated[bool, typer.Option(help="Also run Transformers.")] = True,
     out: Annotated[Path | None, typer.Option("--json", help="Write the numbers here.")] = None,
 ) -> None:
     """Print a row per context."""
     torch.manual_seed(0)
-    (runner, size), theirs = make_runner(getattr(torch, dtype)), Upstream(getattr(torch, dtype)) if upstream else None
+    (runner, size), theirs = (
+        make_runner(getattr(torch, dtype)),
+        Upstream(getattr(torch, dtype)) if upstream else None,
+    )
     rows: list[dict[str, Any]] = []
     for context in CONTEXTS:
         plan = decode_of(runner, context)
@@ -236,24 +277,47 @@ def main(
         if theirs is not None:
             work["transformers"] = partial(theirs.run, theirs.cache(context))
         row: dict[str, Any] = {"context": context, "ms": timed(work, repeats)}
-        row["bytes"] = {name: dict(bytes_read(runner, plan, sparse=name == "sparse")) for name in ("sparse", "dense")}
+        row["bytes"] = {
+            name: dict(bytes_read(runner, plan, sparse=name == "sparse"))
+            for name in ("sparse", "dense")
+        }
         rows.append(row)
     Console(width=110).print(
-        table(rows, f"One decoded token, {size / 1e6:.0f} M weights, {dtype}, {torch.get_num_threads()} threads")
+        table(
+            rows,
+            f"One decoded token, {size / 1e6:.0f} M weights, {dtype}, {torch.get_num_threads()}"
+            " threads",
+        )
     )
     if out is not None:
         out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 
 
 def table(rows: list[dict[str, Any]], title: str) -> Table:
-    """Times, and megabytes of entries (c4a chosen and all, c128a), index keys, and windows with open groups."""
+    """Times, and megabytes of entries (c4a chosen and all, c128a), index keys, and windows with
+    open groups.
+    """
     made = Table(title=title)
-    for name in ("context", "sparse ms", "dense ms", "HF ms", "c4a MB", "dense c4a", "index MB", "c128a MB", "bounded MB"):
+    for name in (
+        "context",
+        "sparse ms",
+        "dense ms",
+        "HF ms",
+        "c4a MB",
+        "dense c4a",
+        "index MB",
+        "c128a MB",
+        "bounded MB",
+    ):
         made.add_column(name, justify="right")
     for row in rows:
         sparse, full = row["bytes"]["sparse"], row["bytes"]["dense"]
         times = [row["ms"].get(name) for name in ("sparse", "dense", "transformers")]
-        sizes = [sparse["chosen"], full["chosen"], *(sparse.get(name, 0) for name in ("index", "heavy", "bounded"))]
+        sizes = [
+            sparse["chosen"],
+            full["chosen"],
+            *(sparse.get(name, 0) for name in ("index", "heavy", "bounded")),
+        ]
         cells = ["-" if value is None else f"{value:.1f}" for value in times]
         made.add_row(f"{row['context']:,}", *cells, *(f"{value / 1e6:.2f}" for value in sizes))
     return made

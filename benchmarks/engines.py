@@ -1,17 +1,21 @@
 """The engines that `benchmarks.peers` compares: one of them in a process, driven by lines of JSON.
 
-Owns how each engine is started, and how a run gives the seconds of its prefill and of every decoding step. Runs as a script
-with the Python of the engine's own environment, so it may import nothing at its top but the standard library.
+Owns how each engine is started, and how a run gives the seconds of its prefill and of every
+decoding step. Runs as a script with the Python of the engine's own environment, so it may import
+nothing at its top but the standard library.
 
-Every engine gets token ids, decodes greedily, makes no text where that can be turned off, and keeps no prefixes. Chunk sizes,
-K/V types and schedules are each engine's own defaults.
+Every engine gets token ids, decodes greedily, makes no text where that can be turned off, and keeps
+no prefixes. Chunk sizes, K/V types and schedules are each engine's own defaults.
 
 - octavo: ``LLM.core.step`` in a loop, with the bookkeeping that ``generate`` does.
-- vllm: ``LLM.llm_engine.step`` in a loop, the engine in its own processes as by default. By default vLLM leaves one core to its
-  scheduler; here its threads are bound to as many cores as every other engine has threads.
-- transformers: ``generate`` with the default cache; a stopping criterion, asked after each token, takes the times.
-- llama.cpp: the server inside the wheel ``xllamacpp``, a slot per request; all prompts go in as one streamed completion, and
-  the arrival of each token is its time. K and V are fp16, the server's default. The wheel on PyPI is built for AVX2.
+- vllm: ``LLM.llm_engine.step`` in a loop, the engine in its own processes as by default. By default
+  vLLM leaves one core to its scheduler; here its threads are bound to as many cores as every other
+  engine has threads.
+- transformers: ``generate`` with the default cache; a stopping criterion, asked after each token,
+  takes the times.
+- llama.cpp: the server inside the wheel ``xllamacpp``, a slot per request; all prompts go in as one
+  streamed completion, and the arrival of each token is its time. K and V are fp16, the server's
+  default. The wheel on PyPI is built for AVX2.
 """
 
 from __future__ import annotations
@@ -34,7 +38,8 @@ LONGEST = 16384 + 256
 class Stamps:
     """When the tokens of one run came.
 
-    requests: how many run together. steps: decoding steps wanted, all requests decoding. room: most tokens a request may have.
+    requests: how many run together. steps: decoding steps wanted, all requests decoding. room: most
+        tokens a request may have.
     """
 
     requests: int
@@ -48,7 +53,8 @@ class Stamps:
     def token(self, request: int) -> bool:
         """A token of this request is here; True once nothing more is wanted.
 
-        Raises RuntimeError where a request has used its room: then not all requests are decoding any more.
+        Raises RuntimeError where a request has used its room: then not all requests are decoding
+        any more.
         """
         first = request not in self._counts
         self._counts[request] = self._counts.get(request, 0) + 1
@@ -57,7 +63,10 @@ class Stamps:
         if request == self._last:
             self._times.append(time.perf_counter())
         if not self.done and self._counts[request] >= self.room:
-            raise RuntimeError(f"a request has had {self.room} tokens before all others had {self.steps} steps beside it")
+            raise RuntimeError(
+                f"a request has had {self.room} tokens before all others had {self.steps} steps"
+                " beside it"
+            )
         return self.done
 
     @property
@@ -66,13 +75,18 @@ class Stamps:
         return len(self._times) > self.steps
 
     def found(self) -> dict[str, Any]:
-        """Seconds from submission until every request had a token, and between the tokens of the one that was last.
+        """Seconds from submission until every request had a token, and between the tokens of the
+        one that was last.
 
         Raises RuntimeError where the run ended early.
         """
         if not self.done:
-            raise RuntimeError(f"the run ended after {max(0, len(self._times) - 1)} of {self.steps} steps")
-        steps = [after - before for before, after in zip(self._times, self._times[1:], strict=False)]
+            raise RuntimeError(
+                f"the run ended after {max(0, len(self._times) - 1)} of {self.steps} steps"
+            )
+        steps = [
+            after - before for before, after in zip(self._times, self._times[1:], strict=False)
+        ]
         return {"prefill": self._times[0] - self.began, "steps": steps[: self.steps]}
 
 
@@ -94,12 +108,19 @@ def octavo_engine(model: str, threads: int) -> Engine:
     from octavo.kernels.library import library
 
     llm = octavo.LLM(
-        model, dtype="bfloat16", kv_memory="4GiB", max_model_len=LONGEST, enable_prefix_caching=False, skip_tokenizer_init=True
+        model,
+        dtype="bfloat16",
+        kv_memory="4GiB",
+        max_model_len=LONGEST,
+        enable_prefix_caching=False,
+        skip_tokenizer_init=True,
     )
 
     def run(given: list[list[int]], stamps: Stamps) -> None:
         params = octavo.SamplingParams(temperature=0, max_tokens=stamps.room, ignore_eos=True)
-        live = {str(i): llm.prompts.make(ids, params, request_id=str(i)) for i, ids in enumerate(given)}
+        live = {
+            str(i): llm.prompts.make(ids, params, request_id=str(i)) for i, ids in enumerate(given)
+        }
         for one in live.values():
             llm.core.add(one.request)
         try:
@@ -125,11 +146,19 @@ def vllm_engine(model: str, threads: int) -> Engine:
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "4")
     import vllm
 
-    llm = vllm.LLM(model, dtype="bfloat16", max_model_len=LONGEST, enable_prefix_caching=False, skip_tokenizer_init=True)
+    llm = vllm.LLM(
+        model,
+        dtype="bfloat16",
+        max_model_len=LONGEST,
+        enable_prefix_caching=False,
+        skip_tokenizer_init=True,
+    )
     engine = llm.llm_engine
 
     def run(given: list[list[int]], stamps: Stamps) -> None:
-        params = vllm.SamplingParams(temperature=0, max_tokens=stamps.room, ignore_eos=True, detokenize=False)
+        params = vllm.SamplingParams(
+            temperature=0, max_tokens=stamps.room, ignore_eos=True, detokenize=False
+        )
         names = [str(i) for i in range(len(given))]
         for name, ids in zip(names, given, strict=True):
             engine.add_request(name, {"prompt_token_ids": ids}, params)
@@ -140,7 +169,9 @@ def vllm_engine(model: str, threads: int) -> Engine:
         finally:
             engine.abort_request(names)
 
-    return Engine(version=vllm.__version__, run=run, detail="cores " + os.environ["VLLM_CPU_OMP_THREADS_BIND"])
+    return Engine(
+        version=vllm.__version__, run=run, detail="cores " + os.environ["VLLM_CPU_OMP_THREADS_BIND"]
+    )
 
 
 def transformers_engine(model: str, threads: int) -> Engine:
@@ -160,9 +191,14 @@ def transformers_engine(model: str, threads: int) -> Engine:
             return torch.full((len(ids),), stamps.done)
 
         net.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=stamps.room, min_new_tokens=stamps.room, do_sample=False,
-            pad_token_id=0, stopping_criteria=[stop],
-        )  # fmt: skip
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=stamps.room,
+            min_new_tokens=stamps.room,
+            do_sample=False,
+            pad_token_id=0,
+            stopping_criteria=[stop],
+        )
 
     return Engine(version=transformers.__version__, run=run, detail=f"{threads} threads")
 
@@ -198,16 +234,26 @@ def llama_engine(model: str, threads: int) -> Engine:
                 if "choices" not in chunk:
                     raise RuntimeError(f"llama.cpp answered {chunk}")
                 # A chunk with a finish reason brings no token.
-                tokens = [choice["index"] for choice in chunk["choices"] if choice["finish_reason"] is None]
+                tokens = [
+                    choice["index"]
+                    for choice in chunk["choices"]
+                    if choice["finish_reason"] is None
+                ]
                 return any(stamps.token(request) for request in tokens)
             except Exception as error:
                 failed.append(error)
                 return True
 
         asked = {
-            "prompt": given, "n_predict": stamps.room, "ignore_eos": True, "stream": True, "cache_prompt": False,
-            "temperature": 0, "samplers": ["top_k"], "top_k": 1,
-        }  # fmt: skip
+            "prompt": given,
+            "n_predict": stamps.room,
+            "ignore_eos": True,
+            "stream": True,
+            "cache_prompt": False,
+            "temperature": 0,
+            "samplers": ["top_k"],
+            "top_k": 1,
+        }
         answer = servers[len(given)].handle_completions(asked, arrived)
         if failed:
             raise failed[0]
@@ -232,12 +278,16 @@ def prompts(requests: int, tokens: int, seed: int) -> list[list[int]]:
 
 
 def room(requests: int, tokens: int, steps: int) -> int:
-    """Tokens a request may have: some decode while the prompts of others are computed, at most 512 tokens of them a step."""
+    """Tokens a request may have: some decode while the prompts of others are computed, at most 512
+    tokens of them a step.
+    """
     return steps + 8 + (requests * tokens // 512 if requests > 1 else 0)
 
 
 def work(name: str, model: str, threads: int) -> None:
-    """One line for every line: how the engine was started, then what each run found or the error it ended with."""
+    """One line for every line: how the engine was started, then what each run found or the error it
+    ended with.
+    """
     # Whatever an engine prints goes elsewhere.
     answers, sys.stdout = sys.stdout, sys.stderr
 
@@ -253,7 +303,8 @@ def work(name: str, model: str, threads: int) -> None:
         try:
             stamps = Stamps(requests, steps, room(requests, tokens, steps))
             engine.run(given, stamps)
-            # An engine that was told to stop may still end the step it is in, which is no business of the next engine.
+            # An engine that was told to stop may still end the step it is in, which is no business
+            # of the next engine.
             time.sleep(0.5)
             say(**stamps.found())
         except Exception as error:

@@ -1,10 +1,12 @@
 """How fast the compiled kernels read memory, beside a plain read of the same bytes and torch.
 
-Owns the cases and the report. All contenders of a case run in turns, several rounds; a figure is the median over rounds, and
-its spread the lowest and the highest. Shares are of the plain read in the same round.
+Owns the cases and the report. All contenders of a case run in turns, several rounds; a figure is
+the median over rounds, and its spread the lowest and the highest. Shares are of the plain read in
+the same round.
 
-Run from the root of the repository: ``python -m benchmarks.kernels --json FILE``. Other work on the machine makes the figures
-worthless; ``--busy`` measures one thread by its own CPU time, which still tells ratios there.
+Run from the root of the repository: ``python -m benchmarks.kernels --json FILE``. Other work on the
+machine makes the figures worthless; ``--busy`` measures one thread by its own CPU time, which still
+tells ratios there.
 """
 
 from __future__ import annotations
@@ -46,8 +48,12 @@ WEIGHTS = (8192, 2048, 16)
 Contenders = Mapping[str, Callable[[], object]]
 
 
-def rounds(contenders: Contenders, work: float, count: int, clock: Callable[[], float]) -> dict[str, dict[str, float]]:
-    """By name: work per second in billions (median, low, high over rounds) and the median share of the first contender's."""
+def rounds(
+    contenders: Contenders, work: float, count: int, clock: Callable[[], float]
+) -> dict[str, dict[str, float]]:
+    """By name: work per second in billions (median, low, high over rounds) and the median share of
+    the first contender's.
+    """
     speeds: dict[str, list[float]] = {name: [] for name in contenders}
     for run in contenders.values():
         run()
@@ -62,14 +68,18 @@ def rounds(contenders: Contenders, work: float, count: int, clock: Callable[[], 
             "median": round(statistics.median(some), 2),
             "low": round(min(some), 2),
             "high": round(max(some), 2),
-            "share": round(statistics.median(one / whole for one, whole in zip(some, first, strict=True)), 3),
+            "share": round(
+                statistics.median(one / whole for one, whole in zip(some, first, strict=True)), 3
+            ),
         }
         for name, some in speeds.items()
     }
 
 
 def pages(requests: int, tokens: int, block: int) -> tuple[Tensor, Tensor, Reads]:
-    """Keys and values [pages, heads, block, dim] in one buffer, page after page, and a step that decodes in all requests."""
+    """Keys and values [pages, heads, block, dim] in one buffer, page after page, and a step that
+    decodes in all requests.
+    """
     columns = tokens // block
     shape = requests * columns, 2, KV_HEADS, block, DIM
     data = memory(2 * prod(shape)).view(torch.bfloat16).view(shape)
@@ -97,13 +107,17 @@ def gathered(q: Tensor, keys: Tensor, values: Tensor, reads: Reads, scale: float
     for request, table in enumerate(reads.table.long()):
         for head in range(KV_HEADS):
             mine = slice(head * shared, (head + 1) * shared)
-            key, value = (one.select(1, head).index_select(0, table).flatten(0, 1) for one in (keys, values))
+            key, value = (
+                one.select(1, head).index_select(0, table).flatten(0, 1) for one in (keys, values)
+            )
             weights = torch.softmax((q[request, mine] @ key.T).float() * scale, dim=-1)
             out[request, mine] = weights.to(value.dtype) @ value
     return out
 
 
-def decode_case(requests: int, tokens: int, block: int, count: int, clock: Callable[[], float]) -> dict[str, dict[str, float]]:
+def decode_case(
+    requests: int, tokens: int, block: int, count: int, clock: Callable[[], float]
+) -> dict[str, dict[str, float]]:
     """GB/s on keys and values of one decode step."""
     keys, values, reads = pages(requests, tokens, block)
     q = torch.randn(requests, HEADS, DIM).bfloat16()
@@ -136,8 +150,17 @@ def machine() -> dict[str, Any]:
     """What the figures hold for."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
-    model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor())
-    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False)
+    model = next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")),
+        platform.processor(),
+    )
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     kernels = library()
     return {
         "cpu": model,
@@ -154,9 +177,13 @@ def machine() -> dict[str, Any]:
 
 def main(
     rounds_each: Annotated[int, typer.Option("--rounds", help="Rounds per case.")] = 7,
-    small: Annotated[bool, typer.Option(help="Contexts and matrices an eighth as large, to see that it runs.")] = False,
+    small: Annotated[
+        bool, typer.Option(help="Contexts and matrices an eighth as large, to see that it runs.")
+    ] = False,
     busy: Annotated[bool, typer.Option(help="One thread, by its CPU time.")] = False,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the figures to this file.")
+    ] = None,
 ) -> None:
     """Measure, print and optionally write all cases."""
     assert library() is not None, "there are no compiled kernels to measure"
@@ -167,14 +194,19 @@ def main(
     with torch.inference_mode():
         for requests, tokens, block in DECODES:
             tokens = tokens // 8 if small else tokens
-            found[f"decode {requests} x {tokens}, blocks of {block}"] = decode_case(requests, tokens, block, rounds_each, clock)
+            found[f"decode {requests} x {tokens}, blocks of {block}"] = decode_case(
+                requests, tokens, block, rounds_each, clock
+            )
         for rows in ROWS:
             found[f"linear, {rows} rows"] = linear_case(rows, rounds_each, clock)
     report = {"machine": machine(), "unit": "GB/s", "rounds": rounds_each, "cases": found}
     table = Table("case", *("read", "octavo", "torch"), title="GB/s (share of the read)")
     for case, figures in found.items():
         cells = (figures.get(name) for name in ("read", "octavo", "torch"))
-        table.add_row(case, *("–" if one is None else f"{one['median']} ({one['share']:.0%})" for one in cells))
+        table.add_row(
+            case,
+            *("–" if one is None else f"{one['median']} ({one['share']:.0%})" for one in cells),
+        )
     Console().print(table)
     if json_file is not None:
         json_file.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")

@@ -1,10 +1,13 @@
-"""Decoding with sparse latent attention on the CPU, beside the same layer run dense: time, and bytes read, by context.
+"""Decoding with sparse latent attention on the CPU, beside the same layer run dense: time, and
+bytes read, by context.
 
-Owns sizes (DeepSeek-V3.2's heads, latents and index keys; fewer heads, a smaller hidden size), random caches and the table.
-Times are medians of steps that alternate between the two, so that a busy machine slows both. A step is one token of one request
-in one layer; nothing else of a model depends on the context. Bytes are counted where torch copies them out of pages; compiled
-kernels read the same ones where they lie. The indexer stands beside its bound: a product of as many keys and heads in float32,
-as fast as torch's matrix product is on keys that caches hold. ``--busy`` counts the thread's own time, for busy machines.
+Owns sizes (DeepSeek-V3.2's heads, latents and index keys; fewer heads, a smaller hidden size),
+random caches and the table. Times are medians of steps that alternate between the two, so that a
+busy machine slows both. A step is one token of one request in one layer; nothing else of a model
+depends on the context. Bytes are counted where torch copies them out of pages; compiled kernels
+read the same ones where they lie. The indexer stands beside its bound: a product of as many keys
+and heads in float32, as fast as torch's matrix product is on keys that caches hold. ``--busy``
+counts the thread's own time, for busy machines.
 """
 
 from __future__ import annotations
@@ -136,7 +139,10 @@ class Scene:
         self.caches = {}
         for stream in kind.streams(CacheDtypes(kv=str(self.dtype).removeprefix("torch."))):
             shape = (self.context // BLOCK, 1, BLOCK)
-            fields = {f.name: FieldView(torch.randn(*shape, *f.shape, dtype=self.dtype), headed=False) for f in stream.fields}
+            fields = {
+                f.name: FieldView(torch.randn(*shape, *f.shape, dtype=self.dtype), headed=False)
+                for f in stream.fields
+            }
             self.caches[stream.name] = CacheView(fields=fields, batch=batch)
         self.hidden = torch.randn(1, kind.latent.hidden_size, dtype=self.dtype)
         self.source = self.layer.source(self.hidden)
@@ -145,17 +151,24 @@ class Scene:
         self.sparse = replace(self.dense, chosen=self.index())
         assert self.layer.indexer is not None
         self.scored = self.layer.indexer.queries(self.hidden, self.source, self.step)
-        self.bound_keys = torch.randn(BOUND_KEYS, kind.index_dim), torch.randn(kind.index_dim, kind.index_heads)
+        self.bound_keys = (
+            torch.randn(BOUND_KEYS, kind.index_dim),
+            torch.randn(kind.index_dim, kind.index_heads),
+        )
 
     def counted(self, stream: str, reads: Reads) -> CacheView:
         """A stream whose reads are counted."""
         view = self.caches[stream]
-        return replace(view, fields={name: reads.of(kept) for name, kept in view.fields.items()}, fresh={})
+        return replace(
+            view, fields={name: reads.of(kept) for name, kept in view.fields.items()}, fresh={}
+        )
 
     def index(self, view: CacheView | None = None) -> Tensor | None:
         """The tokens chosen."""
         assert self.layer.indexer is not None
-        found: Tensor | None = self.layer.indexer(self.hidden, self.source, self.step, view or self.caches["index"])
+        found: Tensor | None = self.layer.indexer(
+            self.hidden, self.source, self.step, view or self.caches["index"]
+        )
         return found
 
     def pick(self) -> Tensor:
@@ -176,7 +189,9 @@ def _never(*_: object) -> bool:
     return False
 
 
-def timed(work: dict[str, Callable[[], object]], repeats: int, clock: Callable[[], float]) -> dict[str, float]:
+def timed(
+    work: dict[str, Callable[[], object]], repeats: int, clock: Callable[[], float]
+) -> dict[str, float]:
     """Median milliseconds of each, in turns."""
     spent: dict[str, list[float]] = {name: [] for name in work}
     for number in range(repeats + 1):
@@ -189,7 +204,9 @@ def timed(work: dict[str, Callable[[], object]], repeats: int, clock: Callable[[
 
 
 @torch.no_grad()
-def measure(context: int, topk: int, dtype: torch.dtype, repeats: int, clock: Callable[[], float]) -> dict[str, float]:
+def measure(
+    context: int, topk: int, dtype: torch.dtype, repeats: int, clock: Callable[[], float]
+) -> dict[str, float]:
     """Times in milliseconds and bytes of one decoded token in one layer."""
     scene = Scene(context, topk, dtype)
     work: dict[str, Callable[[], object]] = {
@@ -206,7 +223,10 @@ def measure(context: int, topk: int, dtype: torch.dtype, repeats: int, clock: Ca
         ("index_bytes", lambda reads: scene.index(scene.counted("index", reads))),
     ):
         reads = Reads()
-        with patch("octavo.ops.latent.takes", _never), patch("octavo.kernels.indexer.takes", _never):
+        with (
+            patch("octavo.ops.latent.takes", _never),
+            patch("octavo.kernels.indexer.takes", _never),
+        ):
             run(reads)
         found[name] = float(reads.total)
     return found
@@ -214,23 +234,48 @@ def measure(context: int, topk: int, dtype: torch.dtype, repeats: int, clock: Ca
 
 def main(
     topk: Annotated[int, typer.Option(help="Tokens that sparse attention reads.")] = 512,
-    dtype: Annotated[str, typer.Option(help="float32 or bfloat16, of weights and caches.")] = "float32",
+    dtype: Annotated[
+        str, typer.Option(help="float32 or bfloat16, of weights and caches.")
+    ] = "float32",
     repeats: Annotated[int, typer.Option(help="Steps per median.")] = 9,
-    busy: Annotated[bool, typer.Option(help="Count this thread's own time; for one thread.")] = False,
+    busy: Annotated[
+        bool, typer.Option(help="Count this thread's own time; for one thread.")
+    ] = False,
     out: Annotated[Path | None, typer.Option("--json", help="Write the numbers here.")] = None,
 ) -> None:
     """Print a row per context."""
     clock = time.thread_time if busy else time.perf_counter
     rows = [measure(context, topk, getattr(torch, dtype), repeats, clock) for context in CONTEXTS]
-    table = Table(title=f"One decoded token, one layer, {dtype}, top-{topk}, {torch.get_num_threads()} threads")
-    titles = ("context", "dense ms", "sparse ms", "index ms", "sum ms", "of bound", "dense MB", "sparse MB", "index MB")
+    table = Table(
+        title=(
+            f"One decoded token, one layer, {dtype}, top-{topk}, {torch.get_num_threads()} threads"
+        )
+    )
+    titles = (
+        "context",
+        "dense ms",
+        "sparse ms",
+        "index ms",
+        "sum ms",
+        "of bound",
+        "dense MB",
+        "sparse MB",
+        "index MB",
+    )
     for title in titles:
         table.add_column(title, justify="right")
     for row in rows:
-        times = [row["dense_ms"], row["sparse_ms"], row["index_ms"], row["sparse_ms"] + row["index_ms"]]
+        times = [
+            row["dense_ms"],
+            row["sparse_ms"],
+            row["index_ms"],
+            row["sparse_ms"] + row["index_ms"],
+        ]
         sizes = [row[f"{name}_bytes"] / 1e6 for name in ("dense", "sparse", "index")]
         share = row["bound_ms"] / row["pick_ms"]
-        table.add_row(f"{int(row['context']):,}", *(f"{value:.2f}" for value in [*times, share, *sizes]))
+        table.add_row(
+            f"{int(row['context']):,}", *(f"{value:.2f}" for value in [*times, share, *sizes])
+        )
     Console().print(table)
     if out is not None:
         out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")

@@ -1,10 +1,13 @@
-"""What the cache manager costs, without a model: microseconds per call on the layouts of real models.
+"""What the cache manager costs, without a model: microseconds per call on the layouts of real
+models.
 
-Owns the matrix and what it prints. The method is that of the peers' figures it stands beside: 256 running requests whose
-contexts grow from 2,048 tokens, averaged over windows of 128 steps, so that block borders and checkpoints are inside; a fresh
-prompt of 32,768 tokens in chunks of 8,192; lookups of prompts that are cached whole. The arena is large, so nothing is evicted.
-A decode step is everything the manager does for one: asking which rows need pages, taking them, planning all groups' addresses,
-and the receipt. Aligned rows cross borders together, staggered ones in turn.
+Owns the matrix and what it prints. The method is that of the peers' figures it stands beside: 256
+running requests whose contexts grow from 2,048 tokens, averaged over windows of 128 steps, so that
+block borders and checkpoints are inside; a fresh prompt of 32,768 tokens in chunks of 8,192;
+lookups of prompts that are cached whole. The arena is large, so nothing is evicted.
+A decode step is everything the manager does for one: asking which rows need pages, taking them,
+planning all groups' addresses, and the receipt. Aligned rows cross borders together, staggered ones
+in turn.
 """
 
 from __future__ import annotations
@@ -35,7 +38,11 @@ from octavo.spec.stream import CacheDtypes
 MODELS = ("llama-3.1-8b", "gpt-oss-120b", "bamba-9b", "deepseek-v4-flash")
 ROWS, CONTEXT, WINDOW = 256, 2048, 128
 PROMPT, CHUNK = 32_768, 8_192
-TARGETS = {"decode step, aligned": 90.0, "fresh 32K: hash + lookup + allocate": 700.0, "lookup 128K, cached": 300.0}
+TARGETS = {
+    "decode step, aligned": 90.0,
+    "fresh 32K: hash + lookup + allocate": 700.0,
+    "lookup 128K, cached": 300.0,
+}
 """Microseconds."""
 
 
@@ -68,9 +75,12 @@ def layout_of(config: Path, profile: str, arena_gib: int) -> CacheLayout:
     """The layout of a real model in a large arena."""
     model = read_model(config, dtypes=CacheDtypes(kv="bfloat16"))
     return solve_layout(
-        model.groups, arena_bytes=arena_gib << 30, profile=PROFILES[profile], hash_unit=model.spec.hash_unit,
+        model.groups,
+        arena_bytes=arena_gib << 30,
+        profile=PROFILES[profile],
+        hash_unit=model.spec.hash_unit,
         max_model_len=model.spec.max_model_len,
-    )  # fmt: skip
+    )
 
 
 def request_of(name: str, tokens: np.ndarray) -> Request:
@@ -86,7 +96,9 @@ class Rig:
         self.times, self.step = times, 0
 
     def prefill(self, request: Request, found: Any) -> float:
-        """Admit and compute a prompt in chunks; returns the seconds of admission and allocation alone."""
+        """Admit and compute a prompt in chunks; returns the seconds of admission and allocation
+        alone.
+        """
         cache, spent, began = self.cache, 0.0, time.perf_counter()
         assert cache.admit(request, found)
         spent += time.perf_counter() - began
@@ -124,14 +136,21 @@ def measure_decode(layout: CacheLayout, times: Times, *, windows: int, staggered
     rig, name = Rig(layout, times), "staggered" if staggered else "aligned"
     requests = []
     for index in range(ROWS):
-        tokens = np.arange(CONTEXT + (index % 128 if staggered else 0), dtype=np.int32) + 10_000 * (index + 1)
+        tokens = np.arange(CONTEXT + (index % 128 if staggered else 0), dtype=np.int32) + 10_000 * (
+            index + 1
+        )
         requests.append(request_of(f"d{index}", tokens))
         rig.prefill(requests[-1], rig.cache.lookup(requests[-1]))
-    rows, query_start = np.array([rig.cache.row(request) for request in requests]), np.arange(ROWS + 1)
+    rows, query_start = (
+        np.array([rig.cache.row(request) for request in requests]),
+        np.arange(ROWS + 1),
+    )
     gc.collect()
     steps = [rig.decode(requests, rows, query_start) for _ in range(windows * WINDOW)]
     for index in range(windows):
-        times.note(f"decode step, {name}", statistics.mean(steps[index * WINDOW : (index + 1) * WINDOW]))
+        times.note(
+            f"decode step, {name}", statistics.mean(steps[index * WINDOW : (index + 1) * WINDOW])
+        )
     # Of every place in a window its best, where others use the machine and windows are interrupted.
     least = np.array(steps).reshape(windows, WINDOW).min(axis=0)
     times.note(f"decode step, {name}, undisturbed", float(least.mean()))
@@ -145,13 +164,17 @@ def measure_prompts(layout: CacheLayout, times: Times, *, repeats: int) -> None:
     """Fresh prompts, and prompts that are cached whole."""
     rig = Rig(layout, times)
     for repeat in range(repeats + 1):
-        request = request_of(f"f{repeat}", np.arange(PROMPT, dtype=np.int32) + 1_000_000 * (repeat + 1))
+        request = request_of(
+            f"f{repeat}", np.arange(PROMPT, dtype=np.int32) + 1_000_000 * (repeat + 1)
+        )
         gc.collect()
         into = times if repeat else Times()
         began = time.perf_counter()
         rig.cache.keys(request, request.num_tokens)
         into.note("hash 32K", time.perf_counter() - began)
-        found = into.timed("lookup 32K, nothing cached", lambda request=request: rig.cache.lookup(request))  # type: ignore[misc]
+        found = into.timed(
+            "lookup 32K, nothing cached", lambda request=request: rig.cache.lookup(request)
+        )  # type: ignore[misc]
         looked = time.perf_counter() - began
         spent = rig.prefill(request, found)
         into.note("allocate 32K", spent)
@@ -169,10 +192,14 @@ def _measure_hits(rig: Rig, times: Times, *, size: int, label: str, repeats: int
     rig.cache.free(first)
     for repeat in range(repeats + 1):
         into = times if repeat else Times()
-        request = request_of(f"again {label} {repeat}", np.append(tokens, [1, 2, 3]).astype(np.int32))
+        request = request_of(
+            f"again {label} {repeat}", np.append(tokens, [1, 2, 3]).astype(np.int32)
+        )
         rig.cache.keys(request, request.num_tokens)
         gc.collect()
-        found = into.timed(f"lookup {label}, cached", lambda request=request: rig.cache.lookup(request))  # type: ignore[misc]
+        found = into.timed(
+            f"lookup {label}, cached", lambda request=request: rig.cache.lookup(request)
+        )  # type: ignore[misc]
         assert found.hit >= len(tokens) - 2 * rig.cache.layout.hash_unit, found.hit
         into.note(f"allocate after a hit of {label}", rig.prefill(request, found))
         into.timed(f"free {label} after a hit", lambda request=request: rig.cache.free(request))  # type: ignore[misc]
@@ -192,17 +219,28 @@ def table(results: dict[str, dict[str, dict[str, float]]]) -> Table:
 
 
 def _cell(found: dict[str, float] | None) -> str:
-    return "-" if found is None else f"{found['median']:.0f} [{found['min']:.0f}..{found['max']:.0f}]"
+    return (
+        "-" if found is None else f"{found['median']:.0f} [{found['min']:.0f}..{found['max']:.0f}]"
+    )
 
 
 def main(
-    configs: Annotated[Path, typer.Option(help="Directory of config files.")] = Path("tests/data/configs"),
-    model: Annotated[list[str] | None, typer.Option(help="Name of a config; default four layouts.", show_default=False)] = None,
+    configs: Annotated[Path, typer.Option(help="Directory of config files.")] = Path(
+        "tests/data/configs"
+    ),
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="Name of a config; default four layouts.", show_default=False),
+    ] = None,
     profile: Annotated[str, typer.Option(help="Device profile: cpu or gpu.")] = "cpu",
-    arena_gib: Annotated[int, typer.Option(help="Arena in GiB; only bookkeeping is allocated.")] = 400,
+    arena_gib: Annotated[
+        int, typer.Option(help="Arena in GiB; only bookkeeping is allocated.")
+    ] = 400,
     windows: Annotated[int, typer.Option(help="Windows of 128 decode steps.")] = 5,
     repeats: Annotated[int, typer.Option(help="Repeats of everything else.")] = 7,
-    out: Annotated[Path | None, typer.Option("--json", help="Where to write the figures.", show_default=False)] = None,
+    out: Annotated[
+        Path | None, typer.Option("--json", help="Where to write the figures.", show_default=False)
+    ] = None,
 ) -> None:
     """Measure and print."""
     results = {}
@@ -215,9 +253,13 @@ def main(
     Console(width=170).print(table(results))
     if out is not None:
         about = {
-            "machine": platform.platform(), "python": platform.python_version(), "numpy": np.__version__, "command": sys.argv,
-            "profile": profile, "unit": "microseconds",
-        }  # fmt: skip
+            "machine": platform.platform(),
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "command": sys.argv,
+            "profile": profile,
+            "unit": "microseconds",
+        }
         out.write_text(json.dumps({**about, "results": results}, indent=1) + "\n")
 
 

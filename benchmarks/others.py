@@ -1,4 +1,5 @@
-"""How much of the processor others had while something was measured: other processes, and other guests of a shared machine.
+"""How much of the processor others had while something was measured: other processes, and other
+guests of a shared machine.
 
 Owns the reading of Linux's counters; knows nothing of what is measured.
 """
@@ -20,23 +21,36 @@ class Others:
         self._began, self._before = time.perf_counter(), self._ticks()
 
     def share(self) -> float | None:
-        """The part of all cores' time, 0 to 1, that went to others until now; None where the system does not tell.
+        """The part of all cores' time, 0 to 1, that went to others until now; None where the system
+        does not tell.
 
         A process of the session that ended meanwhile counts as one of the others.
         """
         now = self._ticks()
         if now is None or self._before is None:
             return None
-        ticks = (time.perf_counter() - self._began) * os.sysconf("SC_CLK_TCK") * (os.cpu_count() or 1)
+        ticks = (
+            (time.perf_counter() - self._began) * os.sysconf("SC_CLK_TCK") * (os.cpu_count() or 1)
+        )
         return max(0.0, (now - self._before) / ticks) if ticks else None
 
     def _ticks(self) -> int | None:
         """Busy and stolen ticks of all cores, less those of the session."""
         try:
-            user, nice, system, _, _, irq, soft, steal = map(int, (self._proc / "stat").read_text().split()[1:9])
+            user, nice, system, _, _, irq, soft, steal = map(
+                int, (self._proc / "stat").read_text().split()[1:9]
+            )
         except (OSError, ValueError):
             return None
-        return user + nice + system + irq + soft + steal - sum(map(self._own, self._proc.glob("[0-9]*/stat")))
+        return (
+            user
+            + nice
+            + system
+            + irq
+            + soft
+            + steal
+            - sum(map(self._own, self._proc.glob("[0-9]*/stat")))
+        )
 
     def _own(self, stat: Path) -> int:
         """User and system ticks of one process, 0 where it is not of the session."""

@@ -1,10 +1,17 @@
-"""One set of bfloat16 weights in the two forms that the engines of `benchmarks.peers` read, made from one GGUF file."""
+"""One set of bfloat16 weights in the two forms that the engines of `benchmarks.peers` read, made
+from one GGUF file.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-FROM_THE_WRITER = ("GGUF.", "general.architecture", "general.file_type", "general.quantization_version")
+FROM_THE_WRITER = (
+    "GGUF.",
+    "general.architecture",
+    "general.file_type",
+    "general.quantization_version",
+)
 """Metadata that describes the file rather than the model."""
 
 
@@ -13,7 +20,9 @@ def to_safetensors(gguf: Path, directory: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    read = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16)
+    read = AutoModelForCausalLM.from_pretrained(
+        gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16
+    )
     # What was read from GGUF cannot be saved as it is; a model made of its config can.
     clean = type(read)(read.config).to(torch.bfloat16)
     clean.load_state_dict(read.state_dict())
@@ -23,7 +32,9 @@ def to_safetensors(gguf: Path, directory: Path) -> None:
 
 
 def to_bf16_gguf(source: Path, target: Path) -> None:
-    """The same model with its matrices in bfloat16 and its vectors as they were, under the same metadata."""
+    """The same model with its matrices in bfloat16 and its vectors as they were, under the same
+    metadata.
+    """
     from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter, LlamaFileType
     from gguf.quants import dequantize, quantize
 

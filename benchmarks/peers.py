@@ -1,18 +1,20 @@
-"""Decoding and prefill of one model beside other engines, in one run: octavo and, where they are installed, vLLM, Transformers
-and llama.cpp.
+"""Decoding and prefill of one model beside other engines, in one run: octavo and, where they are
+installed, vLLM, Transformers and llama.cpp.
 
-Owns the cases, the rounds and the table. Every engine lives in a process of its own (`benchmarks.engines`), which is stopped
-while another one is measured; rounds go through the engines in turn, so that a busy machine slows all of them. A sample is one
-run: its prefill is the time until every request has a token, and its decoding the median of the steps after that, which all
-requests make together. With each stands the share of the cores that others had meanwhile. Prefix caches are off, prompts are
-random token ids, weights are bfloat16.
+Owns the cases, the rounds and the table. Every engine lives in a process of its own
+(`benchmarks.engines`), which is stopped while another one is measured; rounds go through the
+engines in turn, so that a busy machine slows all of them. A sample is one
+run: its prefill is the time until every request has a token, and its decoding the median of the
+steps after that, which all requests make together. With each stands the share of the cores that
+others had meanwhile. Prefix caches are off, prompts are random token ids, weights are bfloat16.
 
     python -m benchmarks.peers MODEL --from-gguf FILE.gguf --vllm VLLM_VENV/bin/python \\
-        --llama XLLAMACPP_VENV/bin/python --llama-gguf BF16.gguf --rounds 3,transformers=1 --limit 600 --json out.json
+        --llama XLLAMACPP_VENV/bin/python --llama-gguf BF16.gguf --rounds 3,transformers=1 --limit
+        600 --json out.json
 
-MODEL is a directory with safetensors. ``--from-gguf`` makes it, and the file of ``--llama-gguf``, from one GGUF file where they
-do not exist. An engine that makes fewer rounds than the others, or none, says so in the table and in the JSON, which is
-written again after every case.
+MODEL is a directory with safetensors. ``--from-gguf`` makes it, and the file of ``--llama-gguf``,
+from one GGUF file where they do not exist. An engine that makes fewer rounds than the others, or
+none, says so in the table and in the JSON, which is written again after every case.
 """
 
 from __future__ import annotations
@@ -52,7 +54,9 @@ class EngineError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One run of an engine: seconds, and the share of all cores that others had meanwhile, None where that is not known."""
+    """One run of an engine: seconds, and the share of all cores that others had meanwhile, None
+    where that is not known.
+    """
 
     prefill: float
     steps: Sequence[float]
@@ -71,11 +75,23 @@ class Worker:
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "VLLM_LOGGING_LEVEL": "ERROR"}
         self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
         self._process = subprocess.Popen(
-            # Without this folder among the places that modules come from: its files have names that others' packages have.
-            [python, "-P", str(Path(__file__).with_name("engines.py").resolve()), name, model, str(threads)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True, env=environment,
+            # Without this folder among the places that modules come from: its files have names that
+            # others' packages have.
+            [
+                python,
+                "-P",
+                str(Path(__file__).with_name("engines.py").resolve()),
+                name,
+                model,
+                str(threads),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            env=environment,
             start_new_session=True,
-        )  # fmt: skip
+        )
         told = self._read()
         self.version, self.detail = str(told["version"]), str(told["detail"])
         self.ready = time.perf_counter() - began
@@ -102,7 +118,10 @@ class Worker:
         self._signal(signal.SIGCONT)
         try:
             stdin = cast(IO[str], self._process.stdin)
-            stdin.write(json.dumps({"requests": requests, "tokens": tokens, "steps": steps, "seed": seed}) + "\n")
+            stdin.write(
+                json.dumps({"requests": requests, "tokens": tokens, "steps": steps, "seed": seed})
+                + "\n"
+            )
             stdin.flush()
             answer = self._read()
         except BrokenPipeError:
@@ -125,14 +144,18 @@ class Worker:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """rounds: counted ones by engine. steps: of decoding in each. limit: seconds for an engine and a case; 0 is no limit."""
+    """rounds: counted ones by engine. steps: of decoding in each. limit: seconds for an engine and
+    a case; 0 is no limit.
+    """
 
     rounds: Mapping[str, int]
     steps: int
     limit: float
 
 
-def measure(workers: Sequence[Worker], case: tuple[int, int], plan: Plan, note: Console) -> dict[str, Found]:
+def measure(
+    workers: Sequence[Worker], case: tuple[int, int], plan: Plan, note: Console
+) -> dict[str, Found]:
     """One case in rounds, the engines in turn; by engine what it did."""
     requests, tokens = case
     label = f"{requests} x {tokens}"
@@ -151,42 +174,73 @@ def measure(workers: Sequence[Worker], case: tuple[int, int], plan: Plan, note: 
                 continue
             try:
                 if not number:
-                    note.print(f"{label}: {name} warms up", highlight=False, markup=False, soft_wrap=True)
+                    note.print(
+                        f"{label}: {name} warms up", highlight=False, markup=False, soft_wrap=True
+                    )
                     worker.run(requests, WARM_TOKENS, 4, 1000)
                     continue
                 began = time.perf_counter()
                 sample = worker.run(requests, tokens, plan.steps, number)
             except EngineError as error:
                 skipped[name] = str(error)
-                note.print(f"{label}: {name} failed: {error}", highlight=False, markup=False, soft_wrap=True)
+                note.print(
+                    f"{label}: {name} failed: {error}",
+                    highlight=False,
+                    markup=False,
+                    soft_wrap=True,
+                )
                 continue
             spent[name] += time.perf_counter() - began
             samples[name].append(sample)
             worker.pace = max(worker.pace, sample.prefill / (requests * tokens))
-            note.print(f"{label}: {name} round {number}: {sample}", highlight=False, markup=False, soft_wrap=True)
+            note.print(
+                f"{label}: {name} round {number}: {sample}",
+                highlight=False,
+                markup=False,
+                soft_wrap=True,
+            )
     return {
-        worker.name: summary(requests, tokens, samples[worker.name], skipped.get(worker.name, ""), plan.rounds[worker.name])
+        worker.name: summary(
+            requests,
+            tokens,
+            samples[worker.name],
+            skipped.get(worker.name, ""),
+            plan.rounds[worker.name],
+        )
         for worker in workers
     }
 
 
-def summary(requests: int, tokens: int, samples: Sequence[Sample], skipped: str, wanted: int) -> Found:
-    """Medians of the rounds, and the lowest and highest of them; a round's decoding is the median of its steps."""
+def summary(
+    requests: int, tokens: int, samples: Sequence[Sample], skipped: str, wanted: int
+) -> Found:
+    """Medians of the rounds, and the lowest and highest of them; a round's decoding is the median
+    of its steps.
+    """
     if not samples:
         return {"skipped": skipped or "no round was asked for"}
     prefill = [requests * tokens / sample.prefill for sample in samples]
     decode = [requests / median(sample.steps) for sample in samples]
     return {
-        "rounds": len(samples), "rounds_wanted": wanted, **({"failed": skipped} if skipped else {}),
-        "prefill_tokens_per_s": median(prefill), "prefill_spread": [min(prefill), max(prefill)],
-        "decode_tokens_per_s": median(decode), "decode_spread": [min(decode), max(decode)],
-        "prefill_s": [sample.prefill for sample in samples], "step_s": [list(sample.steps) for sample in samples],
+        "rounds": len(samples),
+        "rounds_wanted": wanted,
+        **({"failed": skipped} if skipped else {}),
+        "prefill_tokens_per_s": median(prefill),
+        "prefill_spread": [min(prefill), max(prefill)],
+        "decode_tokens_per_s": median(decode),
+        "decode_spread": [min(decode), max(decode)],
+        "prefill_s": [sample.prefill for sample in samples],
+        "step_s": [list(sample.steps) for sample in samples],
         "others_share": [sample.others for sample in samples],
-    }  # fmt: skip
+    }
 
 
-def tabulate(workers: Sequence[Worker], results: Mapping[tuple[int, int], Mapping[str, Found]]) -> Table:
-    """A row per case and kind of rate, a column per engine, and how many times the others octavo is."""
+def tabulate(
+    workers: Sequence[Worker], results: Mapping[tuple[int, int], Mapping[str, Found]]
+) -> Table:
+    """A row per case and kind of rate, a column per engine, and how many times the others octavo
+    is.
+    """
     table = Table(title="tokens per second, medians; (n) is of so few rounds")
     others = [worker.name for worker in workers if worker.name != "octavo"]
     headings = [f"{worker.name} {worker.version}" for worker in workers]
@@ -196,7 +250,9 @@ def tabulate(workers: Sequence[Worker], results: Mapping[tuple[int, int], Mappin
         for kind in ("decode", "prefill"):
             rates = {name: part.get(f"{kind}_tokens_per_s") for name, part in found.items()}
             ours = rates["octavo"]
-            ratios = [f"{ours / rate:.2f}" if ours and (rate := rates[name]) else "–" for name in others]
+            ratios = [
+                f"{ours / rate:.2f}" if ours and (rate := rates[name]) else "–" for name in others
+            ]
             cells = [_cell(found[worker.name], rates[worker.name]) for worker in workers]
             table.add_row(f"{kind} {requests} x {tokens}", *cells, *ratios)
     ready = {worker.name: worker.ready for worker in workers}
@@ -220,9 +276,13 @@ def read_rounds(text: str, names: Sequence[str]) -> dict[str, int]:
             name, _, number = part.rpartition("=")
             given.update({name: int(number)} if name else dict.fromkeys(names, int(number)))
     except ValueError as error:
-        raise typer.BadParameter(f"{text!r} is not a number of rounds such as 3 or 3,vllm=1", param_hint="--rounds") from error
+        raise typer.BadParameter(
+            f"{text!r} is not a number of rounds such as 3 or 3,vllm=1", param_hint="--rounds"
+        ) from error
     if unknown := set(given) - set(names):
-        raise typer.BadParameter(f"{', '.join(sorted(unknown))}: engines are {', '.join(names)}", param_hint="--rounds")
+        raise typer.BadParameter(
+            f"{', '.join(sorted(unknown))}: engines are {', '.join(names)}", param_hint="--rounds"
+        )
     return given
 
 
@@ -231,19 +291,31 @@ def read_cases(text: str) -> list[tuple[int, int]]:
     named = {f"{requests}x{tokens}": (requests, tokens) for requests, tokens in CASES}
     wanted = text.split(",") if text else list(named)
     if unknown := [case for case in wanted if case not in named]:
-        raise typer.BadParameter(f"{', '.join(unknown)}: cases are {', '.join(named)}", param_hint="--only")
+        raise typer.BadParameter(
+            f"{', '.join(unknown)}: cases are {', '.join(named)}", param_hint="--only"
+        )
     return [named[case] for case in wanted]
 
 
-def report(path: Path, workers: Sequence[Worker], plan: Plan, results: Mapping[tuple[int, int], Mapping[str, Found]]) -> None:
+def report(
+    path: Path,
+    workers: Sequence[Worker],
+    plan: Plan,
+    results: Mapping[tuple[int, int], Mapping[str, Found]],
+) -> None:
     """All numbers as JSON."""
     from octavo.cli.environment import environment
 
     made = {
-        "environment": environment(), "command": " ".join(sys.argv), "steps": plan.steps, "limit_s": plan.limit,
-        "engines": {w.name: {"version": w.version, "detail": w.detail, "ready_s": w.ready} for w in workers},
+        "environment": environment(),
+        "command": " ".join(sys.argv),
+        "steps": plan.steps,
+        "limit_s": plan.limit,
+        "engines": {
+            w.name: {"version": w.version, "detail": w.detail, "ready_s": w.ready} for w in workers
+        },
         "cases": {f"{requests}x{tokens}": found for (requests, tokens), found in results.items()},
-    }  # fmt: skip
+    }
     path.write_text(json.dumps(made, indent=1), encoding="utf-8")
 
 
@@ -259,19 +331,42 @@ def prepare(gguf: Path | None, model: Path, llama_gguf: Path | None) -> None:
 
 def main(
     model: Annotated[Path, typer.Argument(help="Directory with safetensors.")],
-    vllm: Annotated[str | None, typer.Option(help="Python of an environment with vLLM; measures it.")] = None,
-    llama: Annotated[str | None, typer.Option(help="Python of an environment with xllamacpp; measures llama.cpp.")] = None,
-    llama_gguf: Annotated[Path | None, typer.Option(help="The same model in bfloat16 for llama.cpp.")] = None,
+    vllm: Annotated[
+        str | None, typer.Option(help="Python of an environment with vLLM; measures it.")
+    ] = None,
+    llama: Annotated[
+        str | None,
+        typer.Option(help="Python of an environment with xllamacpp; measures llama.cpp."),
+    ] = None,
+    llama_gguf: Annotated[
+        Path | None, typer.Option(help="The same model in bfloat16 for llama.cpp.")
+    ] = None,
     transformers: Annotated[bool, typer.Option(help="Measure Transformers too.")] = True,
-    only: Annotated[str, typer.Option(help="Cases such as 8x512, separated by commas; all by default.")] = "",
-    rounds: Annotated[str, typer.Option(help="Counted rounds; 3,vllm=1 for another number in one engine.")] = "3",
+    only: Annotated[
+        str, typer.Option(help="Cases such as 8x512, separated by commas; all by default.")
+    ] = "",
+    rounds: Annotated[
+        str, typer.Option(help="Counted rounds; 3,vllm=1 for another number in one engine.")
+    ] = "3",
     steps: Annotated[int, typer.Option(help="Decoding steps of a sample.", min=1)] = 32,
     limit: Annotated[
-        float, typer.Option(help="Seconds an engine may spend on a case, as far as earlier ones tell; 0 for no limit.", min=0)
+        float,
+        typer.Option(
+            help=(
+                "Seconds an engine may spend on a case, as far as earlier ones tell; 0 for no"
+                " limit."
+            ),
+            min=0,
+        ),
     ] = 0,
     threads: Annotated[int, typer.Option(help="Threads of every engine.", min=1)] = 2,
-    gguf: Annotated[Path | None, typer.Option("--from-gguf", help="Make MODEL and --llama-gguf from this file first.")] = None,
-    json_path: Annotated[Path | None, typer.Option("--json", help="Write all numbers here, after every case.")] = None,
+    gguf: Annotated[
+        Path | None,
+        typer.Option("--from-gguf", help="Make MODEL and --llama-gguf from this file first."),
+    ] = None,
+    json_path: Annotated[
+        Path | None, typer.Option("--json", help="Write all numbers here, after every case.")
+    ] = None,
 ) -> None:
     """Measure and print a table; progress goes to standard error."""
     if llama is not None and llama_gguf is None:
@@ -292,7 +387,8 @@ def main(
         for name, (python, source) in engines.items():
             workers.append(Worker(name, python, source, threads))
             note.print(
-                f"{name} {workers[-1].version} after {workers[-1].ready:.1f} s: {workers[-1].detail}",
+                f"{name} {workers[-1].version} after {workers[-1].ready:.1f} s:"
+                f" {workers[-1].detail}",
                 highlight=False,
                 soft_wrap=True,
             )

@@ -1,8 +1,10 @@
-"""Prefill of recurrent layers on the CPU: our chunked functions beside Transformers' own torch paths, in one run.
+"""Prefill of recurrent layers on the CPU: our chunked functions beside Transformers' own torch
+paths, in one run.
 
-Owns sizes, random inputs and the tables. Times are medians of runs that alternate between the two, so that a busy machine
-slows both. Only the recurrence is measured, from the same tensors: no projection, convolution or norm. Memory is what a fresh
-process needs on top of its inputs and outputs at its peak.
+Owns sizes, random inputs and the tables. Times are medians of runs that alternate between the two,
+so that a busy machine slows both. Only the recurrence is measured, from the same tensors: no
+projection, convolution or norm. Memory is what a fresh process needs on top of its inputs and
+outputs at its peak.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ MEMORY_LENGTHS = (2048, 32768)
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One recurrence: inputs of n tokens by name, our function of them, and Transformers' where it has one."""
+    """One recurrence: inputs of n tokens by name, our function of them, and Transformers' where it
+    has one.
+    """
 
     name: str
     inputs: Callable[[int], dict[str, Tensor]]
@@ -56,7 +60,9 @@ def draw(seed: int) -> Callable[..., Tensor]:
     return lambda *shape: torch.randn(shape, generator=generator)
 
 
-def ssd_inputs(tokens: int, heads: int = 24, width: int = 64, state: int = 128) -> dict[str, Tensor]:
+def ssd_inputs(
+    tokens: int, heads: int = 24, width: int = 64, state: int = 128
+) -> dict[str, Tensor]:
     """Mamba-2 with one group."""
     normal = draw(0)
     return {
@@ -70,17 +76,23 @@ def ssd_inputs(tokens: int, heads: int = 24, width: int = 64, state: int = 128) 
 
 def ssd_ours(x: Tensor, **rest: Tensor) -> tuple[Tensor, Any]:
     """From a zero state."""
-    return ssd_scan(x, **rest, state=x.new_zeros(1, *x.shape[1:], rest["b"].shape[-1]), ragged=ragged(len(x)))
+    return ssd_scan(
+        x, **rest, state=x.new_zeros(1, *x.shape[1:], rest["b"].shape[-1]), ragged=ragged(len(x))
+    )
 
 
 def ssd_theirs(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Any:
     """With the chunk size of their configs."""
     from transformers.models.mamba2.modeling_mamba2 import mamba2_chunk_scan
 
-    return mamba2_chunk_scan(x[None], dt[None], a, b[None], c[None], chunk_size=256, return_final_states=True)
+    return mamba2_chunk_scan(
+        x[None], dt[None], a, b[None], c[None], chunk_size=256, return_final_states=True
+    )
 
 
-def delta_inputs(tokens: int, *channels: int, heads: int = 16, width: int = 128) -> dict[str, Tensor]:
+def delta_inputs(
+    tokens: int, *channels: int, heads: int = 16, width: int = 128
+) -> dict[str, Tensor]:
     """Keys and queries as the layers normalise them; ``channels`` more dimensions of the decay."""
     normal = draw(1)
     q, k = (functional.normalize(normal(tokens, heads, width), dim=-1) for _ in range(2))
@@ -109,7 +121,12 @@ def delta_theirs(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tenso
     from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule
 
     return torch_chunk_gated_delta_rule(
-        q[None] * q.shape[2] ** 0.5, k[None], v[None], log_decay[None], beta[None], output_final_state=True
+        q[None] * q.shape[2] ** 0.5,
+        k[None],
+        v[None],
+        log_decay[None],
+        beta[None],
+        output_final_state=True,
     )
 
 
@@ -134,7 +151,9 @@ def selective_theirs(u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor) -> 
     """Their loop over tokens."""
     from transformers.models.mamba.modeling_mamba import mamba_selective_scan
 
-    out, state = mamba_selective_scan(u.T[None], dt.T[None], a, b.T[None], c.T[None], return_last_state=True)
+    out, state = mamba_selective_scan(
+        u.T[None], dt.T[None], a, b.T[None], c.T[None], return_last_state=True
+    )
     return out.mT, state
 
 
@@ -174,9 +193,16 @@ CASES = (
     Case(name="SSD", inputs=ssd_inputs, ours=ssd_ours, theirs=ssd_theirs),
     Case(name="gated delta", inputs=delta_inputs, ours=delta_ours, theirs=delta_theirs),
     Case(name="delta per channel", inputs=channel_inputs, ours=delta_ours),
-    Case(name="selective scan", inputs=selective_inputs, ours=selective_ours, theirs=selective_theirs),
+    Case(
+        name="selective scan", inputs=selective_inputs, ours=selective_ours, theirs=selective_theirs
+    ),
     Case(name="decayed attention", inputs=decayed_inputs, ours=decayed_ours),
-    Case(name="linear recurrence", inputs=recurrence_inputs, ours=recurrence_ours, theirs=recurrence_theirs),
+    Case(
+        name="linear recurrence",
+        inputs=recurrence_inputs,
+        ours=recurrence_ours,
+        theirs=recurrence_theirs,
+    ),
 )
 
 
@@ -221,7 +247,9 @@ def measure_memory(name: str, lengths: Sequence[int]) -> dict[int, int]:
     """``working_bytes`` for every length, each in a fresh process."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context, max_tasks_per_child=1) as pool:
-        return dict(zip(lengths, pool.map(working_bytes, [name] * len(lengths), lengths), strict=True))
+        return dict(
+            zip(lengths, pool.map(working_bytes, [name] * len(lengths), lengths), strict=True)
+        )
 
 
 def measure(case: Case, runs: int) -> dict[str, Any]:
@@ -232,7 +260,8 @@ def measure(case: Case, runs: int) -> dict[str, Any]:
     inputs = {n: case.inputs(n) for n in LENGTHS}
     rounds = [[seconds(case.ours, inputs[n]) for n in LENGTHS] for _ in range(runs)]
     found["microseconds_per_token"] = {
-        n: median(times) / n * 1e6 for n, times in zip(LENGTHS, zip(*rounds, strict=True), strict=True)
+        n: median(times) / n * 1e6
+        for n, times in zip(LENGTHS, zip(*rounds, strict=True), strict=True)
     }
     found["working_bytes"] = measure_memory(case.name, MEMORY_LENGTHS)
     return found
@@ -242,16 +271,27 @@ def show(results: Sequence[dict[str, Any]]) -> Table:
     """One row per case."""
     table = Table(title=f"Prefill of {TOKENS} tokens, and longer")
     headings = ("recurrence", "ours s", "Transformers s", "ratio", "difference")
-    for heading in (*headings, *(f"µs/token at {n}" for n in LENGTHS), *(f"MiB at {n}" for n in MEMORY_LENGTHS)):
+    for heading in (
+        *headings,
+        *(f"µs/token at {n}" for n in LENGTHS),
+        *(f"MiB at {n}" for n in MEMORY_LENGTHS),
+    ):
         table.add_column(heading, justify="right")
     for r in results:
         compared = (
-            [f"{r['ours_s']:.3f}", f"{r['theirs_s']:.3f}", f"{r['ratio']:.2f}", f"{r['difference']:.0e}"]
+            [
+                f"{r['ours_s']:.3f}",
+                f"{r['theirs_s']:.3f}",
+                f"{r['ratio']:.2f}",
+                f"{r['difference']:.0e}",
+            ]
             if "ratio" in r
             else [""] * 4
         )
         times = [f"{t:.1f}" for t in r["microseconds_per_token"].values()]
-        table.add_row(r["name"], *compared, *times, *(f"{b / 2**20:.0f}" for b in r["working_bytes"].values()))
+        table.add_row(
+            r["name"], *compared, *times, *(f"{b / 2**20:.0f}" for b in r["working_bytes"].values())
+        )
     return table
 
 
@@ -259,7 +299,9 @@ def main(
     only: Annotated[str, typer.Option(help="Cases whose names contain this.")] = "",
     runs: Annotated[int, typer.Option(help="Runs of each, alternating.")] = 5,
     threads: Annotated[int, typer.Option(help="Threads of torch.")] = 1,
-    json_path: Annotated[Path | None, typer.Option("--json", help="Write all numbers here.")] = None,
+    json_path: Annotated[
+        Path | None, typer.Option("--json", help="Write all numbers here.")
+    ] = None,
 ) -> None:
     """Compare, and print a table."""
     torch.set_num_threads(threads)

@@ -1,7 +1,7 @@
 """Ten thousand seeds of the simulator, on several processes, with progress.
 
-Owns the loop and what it prints; every seed is one ``octavo.sim.world.run``. Failing seeds do not stop it: they are listed at
-the end, each with the command that replays it, and make it exit with 1.
+Owns the loop and what it prints; every seed is one ``octavo.sim.world.run``. Failing seeds do not
+stop it: they are listed at the end, each with the command that replays it, and make it exit with 1.
 """
 
 from __future__ import annotations
@@ -26,14 +26,21 @@ def simulate(seed: int, *, steps: int, model: str | None) -> dict[str, int] | st
         report = world.run(seed=seed, steps=steps, config=model)
     except world.SimulationError as error:
         return str(error)
-    return {name: value for name, value in asdict(report).items() if isinstance(value, int) and name != "seed"}
+    return {
+        name: value
+        for name, value in asdict(report).items()
+        if isinstance(value, int) and name != "seed"
+    }
 
 
 def main(
     count: Annotated[int, typer.Option(help="Seeds to run.")] = 10_000,
     first: Annotated[int, typer.Option(help="First seed.")] = 0,
     steps: Annotated[int, typer.Option(help="Ticks of trouble per seed.")] = world.DEFAULT_STEPS,
-    model: Annotated[str | None, typer.Option(help="Toy model or path of a config.json; default: drawn from the seed.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Toy model or path of a config.json; default: drawn from the seed."),
+    ] = None,
     processes: Annotated[int, typer.Option(help="Worker processes.")] = 2,
 ) -> None:
     """Run seeds and print what they met."""
@@ -42,7 +49,9 @@ def main(
     failures: list[str] = []
     with ProcessPoolExecutor(processes) as pool:
         results = pool.map(one, range(first, first + count), chunksize=16)
-        for result in track(results, description="Simulating", total=count, console=Console(stderr=True)):
+        for result in track(
+            results, description="Simulating", total=count, console=Console(stderr=True)
+        ):
             if isinstance(result, str):
                 failures.append(result)
                 print(result, file=sys.stderr, flush=True)

@@ -1,8 +1,9 @@
 """What a load test sends, and what must come back.
 
-Owns the pool of cases (prompts with their single-request answers), the requests drawn from it, and the malformed ones. Every
-prompt carries a canary of its own, so that a byte of another request can be told. Answers come from an ``LLM`` without a prefix
-cache that is given one prompt at a time. Knows no HTTP client.
+Owns the pool of cases (prompts with their single-request answers), the requests drawn from it, and
+the malformed ones. Every prompt carries a canary of its own, so that a byte of another request can
+be told. Answers come from an ``LLM`` without a prefix cache that is given one prompt at a time.
+Knows no HTTP client.
 """
 
 from __future__ import annotations
@@ -27,19 +28,39 @@ from octavo.sched.sampling import NUM_LOGPROBS
 
 CANARY = re.compile(r"<[0-9a-f]{10}>")
 MARGIN = 1e-3
-"""Least logprob between the two likeliest tokens: where rounding could decide, no answer is the only right one."""
+"""Least logprob between the two likeliest tokens: where rounding could decide, no answer is the
+only right one.
+"""
 
-WORDS = ("the", "of", "river", "stone", "light", "paper", "seven", "window", "carries", "under", "slowly", "garden", "always")
+WORDS = (
+    "the",
+    "of",
+    "river",
+    "stone",
+    "light",
+    "paper",
+    "seven",
+    "window",
+    "carries",
+    "under",
+    "slowly",
+    "garden",
+    "always",
+)
 DRAFTS = 200
 KINDS = ("short", "shared", "chat", "turn", "several", "shared", "seeded", "short", "turn", "long")
-"""In the order and the shares in which a pool has them. Long prompts are few: they cost as much as many others."""
+"""In the order and the shares in which a pool has them. Long prompts are few: they cost as much as
+many others.
+"""
 
 SALTS = (None, None, None, "a", "b")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A request whose answer is known. ``body`` lacks what does not change the answer. text: the prompt, where it is a text."""
+    """A request whose answer is known. ``body`` lacks what does not change the answer. text: the
+    prompt, where it is a text.
+    """
 
     kind: str
     canary: str
@@ -51,7 +72,9 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Ask:
-    """One request: a case and how it is asked. expected: texts of its choices; None where only their number is known."""
+    """One request: a case and how it is asked. expected: texts of its choices; None where only
+    their number is known.
+    """
 
     path: str
     body: dict[str, Any]
@@ -92,7 +115,8 @@ class Author:
 class PoolMaker:
     """Makes cases for one model.
 
-    llm: without prefix caching, used by nobody else. max_tokens: of an answer. longest: tokens of prompt and answer at most.
+    llm: without prefix caching, used by nobody else. max_tokens: of an answer. longest: tokens of
+        prompt and answer at most.
     """
 
     def __init__(self, llm: LLM, *, seed: int, max_tokens: int, longest: int) -> None:
@@ -101,58 +125,98 @@ class PoolMaker:
         self._author = Author(rng=Random(seed))
         self._max_tokens, self._longest = max_tokens, longest
         # Two prefixes of some blocks, and one shorter than a block.
-        self._prefixes = [self._author.words(number) for number in (longest // 24, longest // 16, 6)]
+        self._prefixes = [
+            self._author.words(number) for number in (longest // 24, longest // 16, 6)
+        ]
         self._made: list[Case] = []
 
     def make(self, kind: str) -> Case:
-        """A case of this kind. Drafts whose answer is not certain, or is another's too, are thrown away.
+        """A case of this kind. Drafts whose answer is not certain, or is another's too, are thrown
+        away.
 
-        Raises ConfigError where none of many drafts will do: requests are then too short for the prompts.
+        Raises ConfigError where none of many drafts will do: requests are then too short for the
+        prompts.
         """
         for _ in range(DRAFTS):
             case = self._draft(kind)
             if case.answers and all(case.answers != other.answers for other in self._made):
                 self._made.append(case)
                 return case
-        raise ConfigError(f"max_model_len {self._longest} leaves no room for a prompt of kind {kind}; make it larger")
+        raise ConfigError(
+            f"max_model_len {self._longest} leaves no room for a prompt of kind {kind}; make it"
+            " larger"
+        )
 
     def _draft(self, kind: str) -> Case:
         author, canary = self._author, self._author.canary()
         match kind:
             case "short":
-                return self._complete(kind, canary, f"{canary} {author.words(author.rng.randint(1, 12))}")
+                return self._complete(
+                    kind, canary, f"{canary} {author.words(author.rng.randint(1, 12))}"
+                )
             case "shared":
-                return self._complete(kind, canary, f"{author.rng.choice(self._prefixes)} {canary} {author.words(5)}")
+                return self._complete(
+                    kind, canary, f"{author.rng.choice(self._prefixes)} {canary} {author.words(5)}"
+                )
             case "turn":
-                before = author.rng.choice([case for case in self._made if case.kind in ("short", "turn")])
-                return self._complete(kind, canary, f"{before.text}{before.answers[0]} {canary} {author.words(8)}")
+                before = author.rng.choice(
+                    [case for case in self._made if case.kind in ("short", "turn")]
+                )
+                return self._complete(
+                    kind, canary, f"{before.text}{before.answers[0]} {canary} {author.words(8)}"
+                )
             case "long":
                 return self._long(canary)
             case "chat":
                 return self._chat(canary)
             case "several":
                 prompt = f"{canary} {author.words(20)}"
-                return self._complete(kind, canary, prompt, n=3, temperature=1.0, seed=author.rng.getrandbits(32))
+                return self._complete(
+                    kind, canary, prompt, n=3, temperature=1.0, seed=author.rng.getrandbits(32)
+                )
         prompt = f"{author.rng.choice(self._prefixes)} {canary}"
-        return self._complete(kind, canary, prompt, temperature=0.7, top_p=0.9, seed=author.rng.getrandbits(32))
+        return self._complete(
+            kind, canary, prompt, temperature=0.7, top_p=0.9, seed=author.rng.getrandbits(32)
+        )
 
     def _complete(self, kind: str, canary: str, prompt: str, **sampling: Any) -> Case:
         fields = self._greedy(self._tokens(prompt)) | sampling
         answers = self._answers(self._tokenizer.encode(prompt), fields)
         body = {"prompt": prompt, **fields}
-        return Case(kind=kind, canary=canary, path="/v1/completions", body=body, answers=answers, text=prompt)
+        return Case(
+            kind=kind,
+            canary=canary,
+            path="/v1/completions",
+            body=body,
+            answers=answers,
+            text=prompt,
+        )
 
     def _tokens(self, prompt: str) -> int:
         most = self._longest - len(self._tokenizer.encode(prompt))
         return max(1, min(most, self._author.rng.randint(self._max_tokens // 3, self._max_tokens)))
 
     def _long(self, canary: str) -> Case:
-        """A prompt and an answer that together are as long as can be. Its canary is told again where windows still see it."""
-        length, end = self._longest - self._max_tokens, self._tokenizer.encode(canary, special=False)
-        ids = self._tokenizer.encode(f"{canary} {self._author.words(length)}")[: length - len(end)] + end
+        """A prompt and an answer that together are as long as can be. Its canary is told again
+        where windows still see it.
+        """
+        length, end = (
+            self._longest - self._max_tokens,
+            self._tokenizer.encode(canary, special=False),
+        )
+        ids = (
+            self._tokenizer.encode(f"{canary} {self._author.words(length)}")[: length - len(end)]
+            + end
+        )
         fields = self._greedy(self._max_tokens)
         body = {"prompt": ids, **fields}
-        return Case(kind="long", canary=canary, path="/v1/completions", body=body, answers=self._answers(ids, fields))
+        return Case(
+            kind="long",
+            canary=canary,
+            path="/v1/completions",
+            body=body,
+            answers=self._answers(ids, fields),
+        )
 
     def _chat(self, canary: str) -> Case:
         """A conversation with a mark behind its first message."""
@@ -163,15 +227,21 @@ class PoolMaker:
         fields = self._greedy(self._max_tokens)
         body = {"messages": [{**flat[0], "cache_control": control}, *flat[1:]], **fields}
         answers = self._answers(self._tokenizer.chat(flat), fields)
-        return Case(kind="chat", canary=canary, path="/v1/chat/completions", body=body, answers=answers)
+        return Case(
+            kind="chat", canary=canary, path="/v1/chat/completions", body=body, answers=answers
+        )
 
     def _greedy(self, tokens: int) -> dict[str, Any]:
-        """So many of the likeliest tokens; small models repeat themselves unless that is made dear."""
+        """So many of the likeliest tokens; small models repeat themselves unless that is made
+        dear.
+        """
         fields: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "max_tokens": tokens}
         return fields | ({"frequency_penalty": 2.0} if self._author.rng.random() < 0.5 else {})
 
     def _answers(self, ids: Sequence[int], fields: dict[str, Any]) -> tuple[str, ...]:
-        """Texts of all choices; none where the prompt is too long or rounding could decide what is right."""
+        """Texts of all choices; none where the prompt is too long or rounding could decide what is
+        right.
+        """
         params = replace(SamplingParams(**fields), logprobs=NUM_LOGPROBS)
         if len(ids) >= self._longest:
             return ()
@@ -181,22 +251,38 @@ class PoolMaker:
         return tuple(choice.text for choice in output.outputs)
 
 
-def make_pool(model: Path, cases: int, *, seed: int, max_tokens: int, max_model_len: int) -> tuple[list[Case], int]:
-    """(cases of all kinds with their answers, in float32 on the CPU; vocabulary). No chats for a model without a template."""
-    llm = LLM(model, enable_prefix_caching=False, device="cpu", dtype="float32", max_model_len=max_model_len)
+def make_pool(
+    model: Path, cases: int, *, seed: int, max_tokens: int, max_model_len: int
+) -> tuple[list[Case], int]:
+    """(cases of all kinds with their answers, in float32 on the CPU; vocabulary). No chats for a
+    model without a template.
+    """
+    llm = LLM(
+        model,
+        enable_prefix_caching=False,
+        device="cpu",
+        dtype="float32",
+        max_model_len=max_model_len,
+    )
     maker = PoolMaker(llm, seed=seed, max_tokens=max_tokens, longest=max_model_len)
     assert llm.tokenizer is not None, "loaded without skip_tokenizer_init"
     possible = [kind for kind in KINDS if kind != "chat" or llm.tokenizer.backend.chat_template]
     kinds = [possible[number % len(possible)] for number in range(cases)]
     console = Console(stderr=True)
-    return [maker.make(kind) for kind in track(kinds, "Answers", console=console, transient=True)], llm.built.spec.vocab_size
+    return [
+        maker.make(kind) for kind in track(kinds, "Answers", console=console, transient=True)
+    ], llm.built.spec.vocab_size
 
 
 def _margin(output: RequestOutput, penalty: float) -> float:
-    """By how much the tokens chosen were likelier than the next; ``penalty`` is taken for every time a token came before."""
+    """By how much the tokens chosen were likelier than the next; ``penalty`` is taken for every
+    time a token came before.
+    """
     (choice,), before, margin = output.outputs, Counter[int](), inf
     for token in choice.logprobs or ():
-        first, second, *_ = sorted((logprob - penalty * before[other] for other, logprob in token.top), reverse=True)
+        first, second, *_ = sorted(
+            (logprob - penalty * before[other] for other, logprob in token.top), reverse=True
+        )
         margin = min(margin, first - second)
         before[token.token_id] += 1
     return margin
@@ -219,10 +305,18 @@ def draw(case: Case, rng: Random) -> Ask:
     answers = tuple(prefix + answer for answer in case.answers)
     if rng.random() < 0.05:
         # Whatever comes, it must be well formed, and of this request.
-        body |= {"temperature": 1.2, "min_p": 0.05, "repetition_penalty": 1.1, "presence_penalty": 0.5, "n": len(answers)}
+        body |= {
+            "temperature": 1.2,
+            "min_p": 0.05,
+            "repetition_penalty": 1.1,
+            "presence_penalty": 0.5,
+            "n": len(answers),
+        }
         body.pop("seed", None)
         return Ask(path=case.path, body=body, canary=case.canary, choices=len(answers))
-    return Ask(path=case.path, body=body, canary=case.canary, choices=len(answers), expected=answers)
+    return Ask(
+        path=case.path, body=body, canary=case.canary, choices=len(answers), expected=answers
+    )
 
 
 def strangers(texts: Sequence[str], ask: Ask) -> set[str]:
@@ -235,7 +329,9 @@ def malformed(rng: Random, *, longest: int, vocab: int, max_body: int) -> Malfor
     """A request that nobody can answer."""
     completions, chat = "/v1/completions", "/v1/chat/completions"
 
-    def fields(path: str = completions, statuses: tuple[int, ...] = (400,), **body: Any) -> Malformed:
+    def fields(
+        path: str = completions, statuses: tuple[int, ...] = (400,), **body: Any
+    ) -> Malformed:
         return Malformed(path=path, content=json.dumps(body).encode(), statuses=statuses)
 
     return rng.choice(

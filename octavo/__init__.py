@@ -1,7 +1,7 @@
 """octavo: long-context inference on a hybrid KV cache manager.
 
-Owns the public names. ``LLM``, ``AsyncLLM`` and outputs are loaded when first touched, so that ``import octavo`` needs no
-torch; so is ``plan``, which never needs it.
+Owns the public names. ``LLM``, ``AsyncLLM`` and outputs are loaded when first touched, so that
+``import octavo`` needs no torch; so is ``plan``, which never needs it.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ def __getattr__(name: str) -> Any:
     if name in ("CompletionOutput", "RequestOutput"):
         return getattr(import_module("octavo.engine.outputs"), name)
     if name == "plan":
-        # A package that can be called: it has this name, so nothing else can have it once it is imported.
+        # A package that can be called: it has this name, so nothing else can have it once it is
+        # imported.
         return import_module("octavo.plan")
     raise AttributeError(f"module 'octavo' has no attribute {name!r}")

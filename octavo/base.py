@@ -1,10 +1,12 @@
 """Words and arithmetic everybody shares: units, intervals, errors.
 
-Owns the one converter between tokens and blocks. Knows nothing of models, bytes on a device, or requests.
+Owns the one converter between tokens and blocks. Knows nothing of models, bytes on a device, or
+requests.
 
 Units, used as names rather than types because all of them are plain integers in numpy arrays:
-``tokens`` (positions, 0-based; *n tokens are computed* means tokens ``[0, n)``), ``blocks`` (``block_tokens`` tokens of one
-group), ``bytes``, and ``units`` (the granule of arena addresses; a page *is* its unit offset).
+``tokens`` (positions, 0-based; *n tokens are computed* means tokens ``[0, n)``), ``blocks``
+(``block_tokens`` tokens of one group), ``bytes``, and ``units`` (the granule of arena addresses; a
+page *is* its unit offset).
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ class OctavoError(Exception):
 
 
 class UnsupportedError(OctavoError):
-    """A model or option that octavo knows it cannot run. The message names the field and what is missing."""
+    """A model or option that octavo knows it cannot run. The message names the field and what is
+    missing.
+    """
 
 
 class ConfigError(OctavoError, ValueError):
@@ -60,11 +64,15 @@ def block_range(interval: Interval, block_tokens: int) -> range:
 
 def blocks_of(intervals: Iterable[Interval], block_tokens: int) -> list[int]:
     """Blocks that hold any token of any interval, ascending and without repeats."""
-    return sorted({block for interval in intervals for block in block_range(interval, block_tokens)})
+    return sorted(
+        {block for interval in intervals for block in block_range(interval, block_tokens)}
+    )
 
 
 def most_blocks(tokens: int, block_tokens: int, alignment: int = 1) -> int:
-    """Most blocks that ``tokens`` consecutive tokens can touch when their first is a multiple of ``alignment``."""
+    """Most blocks that ``tokens`` consecutive tokens can touch when their first is a multiple of
+    ``alignment``.
+    """
     if tokens <= 0:
         return 0
     return ceil_div(block_tokens - gcd(alignment, block_tokens) + tokens, block_tokens)

@@ -1,6 +1,8 @@
-"""What is right for octavo's own family ``linear_transformer``: a dense model in Transformers' shape.
+"""What is right for octavo's own family ``linear_transformer``: a dense model in Transformers'
+shape.
 
-Owns the oracle: every query against every earlier key, no cache, no state. Shares no code with octavo.
+Owns the oracle: every query against every earlier key, no cache, no state. Shares no code with
+octavo.
 """
 
 from __future__ import annotations
@@ -31,11 +33,20 @@ class Attention(nn.Module):
         super().__init__()
         self.heads, size = config.num_attention_heads, config.hidden_size
         inner = self.heads * config.head_dim
-        self.q_proj, self.k_proj = nn.Linear(size, inner, bias=False), nn.Linear(size, inner, bias=False)
-        self.v_proj, self.o_proj = nn.Linear(size, inner, bias=False), nn.Linear(inner, size, bias=False)
+        self.q_proj, self.k_proj = (
+            nn.Linear(size, inner, bias=False),
+            nn.Linear(size, inner, bias=False),
+        )
+        self.v_proj, self.o_proj = (
+            nn.Linear(size, inner, bias=False),
+            nn.Linear(inner, size, bias=False),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (each(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for each in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (
+            each(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for each in (self.q_proj, self.k_proj, self.v_proj)
+        )
         scores = ((nn.functional.elu(q) + 1) @ (nn.functional.elu(k) + 1).mT).tril()
         mixed = (scores @ v) / (scores.sum(-1, keepdim=True) + 1e-6)
         return self.o_proj(mixed.transpose(1, 2).flatten(2))
@@ -45,7 +56,10 @@ class MLP(nn.Module):
     def __init__(self, config: Any) -> None:
         super().__init__()
         size, inner = config.hidden_size, config.intermediate_size
-        self.gate_proj, self.up_proj = nn.Linear(size, inner, bias=False), nn.Linear(size, inner, bias=False)
+        self.gate_proj, self.up_proj = (
+            nn.Linear(size, inner, bias=False),
+            nn.Linear(size, inner, bias=False),
+        )
         self.down_proj = nn.Linear(inner, size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:

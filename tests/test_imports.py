@@ -1,4 +1,6 @@
-"""The torch-free half imports where torch is absent. Each case runs in a fresh interpreter that refuses heavy imports."""
+"""The torch-free half imports where torch is absent. Each case runs in a fresh interpreter that
+refuses heavy imports.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ PRELUDE = """
 import sys
 class Refuse:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {"torch", "transformers", "safetensors", "gguf", "tokenizers", "huggingface_hub"}:
+        top = name.split(".")[0]
+        heavy = {"torch", "transformers", "safetensors", "gguf", "tokenizers", "huggingface_hub"}
+        if top in heavy:
             raise ModuleNotFoundError(f"refused: {name}")
 sys.meta_path.insert(0, Refuse())
 """
@@ -26,26 +30,38 @@ def torch_free_modules() -> list[str]:
     parts = ("spec", "memory", "cache", "sched", "plan", "sim", "models")
     paths = [path for part in parts for path in sorted((PACKAGE / part).rglob("*.py"))]
     paths += [*sorted(PACKAGE.glob("kinds/*.py")), *sorted(PACKAGE.glob("kinds/*/spec.py"))]
-    paths += [path for name in ("base", "events", "config") if (path := PACKAGE / f"{name}.py").exists()]
+    paths += [
+        path for name in ("base", "events", "config") if (path := PACKAGE / f"{name}.py").exists()
+    ]
     names = (".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths)
     return ["octavo", *(name.removesuffix(".__init__") for name in names)]
 
 
 def python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", PRELUDE + code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", PRELUDE + code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
 
 
 def test_torch_free_half_imports_without_torch() -> None:
     modules = torch_free_modules()
-    assert {"octavo.base", "octavo.spec.law", "octavo.cache.layout", "octavo.sched.step"} <= set(modules)
+    assert {"octavo.base", "octavo.spec.law", "octavo.cache.layout", "octavo.sched.step"} <= set(
+        modules
+    )
     done = python(f"import importlib\nfor name in {modules!r}: importlib.import_module(name)")
     assert done.returncode == 0, done.stderr
 
 
 def test_public_names_wait_until_touched() -> None:
-    done = python("from octavo import SamplingParams\nimport octavo\nassert 'LLM' in octavo.__all__\nSamplingParams(top_k=3)")
+    done = python(
+        "from octavo import SamplingParams\nimport octavo\nassert 'LLM' in"
+        " octavo.__all__\nSamplingParams(top_k=3)"
+    )
     assert done.returncode == 0, done.stderr
 
 

@@ -1,4 +1,5 @@
-"""Tiny random checkpoints of the supported families, written by Transformers, and what Transformers says of them.
+"""Tiny random checkpoints of the supported families, written by Transformers, and what Transformers
+says of them.
 
 Owns configs, seeds and informative random weights. Every value follows from the seed.
 """
@@ -42,7 +43,9 @@ LLAMA3 = MappingProxyType(
         "original_max_position_embeddings": 64,
     }
 )
-YARN = MappingProxyType({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64})
+YARN = MappingProxyType(
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+)
 GEMMA = MappingProxyType(
     {
         "model_type": "gemma3_text",
@@ -64,7 +67,11 @@ SPECS = MappingProxyType(
             "tie_word_embeddings": True,
             "rope_parameters": {"rope_theta": 500000.0, **LLAMA3},
         },
-        "llama_yarn": {"model_type": "llama", "num_hidden_layers": 2, "rope_parameters": {"rope_theta": 10000.0, **YARN}},
+        "llama_yarn": {
+            "model_type": "llama",
+            "num_hidden_layers": 2,
+            "rope_parameters": {"rope_theta": 10000.0, **YARN},
+        },
         "qwen3": {"model_type": "qwen3", "num_hidden_layers": 4, "head_dim": 16},
         "qwen3_window": {
             "model_type": "qwen3",
@@ -151,7 +158,12 @@ SPECS = MappingProxyType(
             "sliding_window": 16,
             "max_window_layers": 2,
         },
-        "mistral": {"model_type": "mistral", "num_hidden_layers": 4, "head_dim": 24, "sliding_window": 16},
+        "mistral": {
+            "model_type": "mistral",
+            "num_hidden_layers": 4,
+            "head_dim": 24,
+            "sliding_window": 16,
+        },
         "ministral": {
             "model_type": "ministral",
             "num_hidden_layers": 4,
@@ -200,8 +212,17 @@ SPECS = MappingProxyType(
             "logit_scale": 0.5,
         },
         "glm4": {"model_type": "glm4", "num_hidden_layers": 4, "head_dim": 16},
-        "phi3": {"model_type": "phi3", "num_hidden_layers": 4, "sliding_window": 16, "partial_rotary_factor": 0.75},
-        "smollm3_full": {"model_type": "smollm3", "num_hidden_layers": 3, "no_rope_layers": [0, 1, 1]},
+        "phi3": {
+            "model_type": "phi3",
+            "num_hidden_layers": 4,
+            "sliding_window": 16,
+            "partial_rotary_factor": 0.75,
+        },
+        "smollm3_full": {
+            "model_type": "smollm3",
+            "num_hidden_layers": 3,
+            "no_rope_layers": [0, 1, 1],
+        },
         "qwen3_moe": {
             "model_type": "qwen3_moe",
             "num_hidden_layers": 4,
@@ -241,7 +262,11 @@ SPECS = MappingProxyType(
             "model_type": "glm4_moe",
             "num_hidden_layers": 2,
             "head_dim": 16,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 1e5, "partial_rotary_factor": 0.25},
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 1e5,
+                "partial_rotary_factor": 0.25,
+            },
             "moe_intermediate_size": 32,
             "n_routed_experts": 6,
             "n_shared_experts": 2,
@@ -295,22 +320,35 @@ SPECS = MappingProxyType(
 
 
 EMBEDDINGS = MappingProxyType({"gemma3n_text": 0.05, "gemma4_text": 0.05, "recurrent_gemma": 0.05})
-"""Deviation of the embeddings where the usual one lets a token repeat itself: these models scale them up and reuse them."""
+"""Deviation of the embeddings where the usual one lets a token repeat itself: these models scale
+them up and reuse them.
+"""
 
 
 @torch.no_grad()
 def reinitialise(model: torch.nn.Module, seed: int) -> None:
-    """Weights large enough that logits differ: the default deviation of 0.02 makes tiny models nearly constant."""
+    """Weights large enough that logits differ: the default deviation of 0.02 makes tiny models
+    nearly constant.
+    """
     generator = torch.Generator().manual_seed(seed)
-    embeddings = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
+    embeddings = {
+        id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)
+    }
     for name, weight in sorted(model.named_parameters()):
         noise = torch.randn(weight.shape, generator=generator)
         if name.endswith("dt_bias") and float(weight.mean()) > 0.5:
-            weight.add_(noise * 0.1 - 2.5)  # Long time steps, as some classes begin with, forget within a few tokens.
+            weight.add_(
+                noise * 0.1 - 2.5
+            )  # Long time steps, as some classes begin with, forget within a few tokens.
         elif name.endswith(("linear_attn.A_log", "forget_gate.A_log")):
             weight.copy_(torch.log(torch.rand(weight.shape, generator=generator) * 0.98 + 0.02))
         elif id(weight) in embeddings:
-            weight.copy_(noise * EMBEDDINGS.get(model.config.model_type, 0.2 if model.config.tie_word_embeddings else 1.0))
+            weight.copy_(
+                noise
+                * EMBEDDINGS.get(
+                    model.config.model_type, 0.2 if model.config.tie_word_embeddings else 1.0
+                )
+            )
         elif weight.dim() >= 2:
             weight.copy_(noise * 1.2 / weight.shape[-1] ** 0.5)
         else:
@@ -332,13 +370,17 @@ def build(name: str, seed: int = 1234) -> Any:
     given: dict[str, Any] = {**BASE, **SPECS[name]}
     config = AutoConfig.for_model(given.pop("model_type"), **given)
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
+    model = AutoModelForCausalLM.from_config(
+        config, attn_implementation="eager", dtype=torch.float32
+    )
     reinitialise(model, seed)
     return model.eval()
 
 
 def write(name: str, directory: Path) -> Path:
-    """Write config.json and model.safetensors below ``directory``; returns the model's own directory."""
+    """Write config.json and model.safetensors below ``directory``; returns the model's own
+    directory.
+    """
     target = directory / name
     if not target.exists():
         build(name).save_pretrained(target)
@@ -347,7 +389,9 @@ def write(name: str, directory: Path) -> Path:
 
 def prompt(length: int, seed: int = 7) -> list[int]:
     """Random token ids without special ones."""
-    return torch.randint(3, VOCAB, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+    return torch.randint(
+        3, VOCAB, (length,), generator=torch.Generator().manual_seed(seed)
+    ).tolist()
 
 
 @torch.no_grad()
@@ -364,7 +408,9 @@ def exact_logits(name: str, ids: list[int]) -> torch.Tensor:
 
 @torch.no_grad()
 def greedy(name: str, ids: list[int], count: int) -> tuple[list[int], float]:
-    """(``count`` greedy tokens, each from a whole forward pass without a cache; the smallest top-2 gap on the way)."""
+    """(``count`` greedy tokens, each from a whole forward pass without a cache; the smallest top-2
+    gap on the way).
+    """
     made: list[int] = []
     gap = float("inf")
     for _ in range(count):
@@ -375,10 +421,11 @@ def greedy(name: str, ids: list[int], count: int) -> tuple[list[int], float]:
 
 
 def check_greedy(name: str, ids: list[int], made: list[int]) -> float:
-    """Assert that ``made`` is what greedy choice continues ``ids`` with; returns the smallest top-2 gap on the way.
+    """Assert that ``made`` is what greedy choice continues ``ids`` with; returns the smallest top-2
+    gap on the way.
 
-    One forward pass without a cache says it for all tokens: each is the likeliest behind those before it. Nothing is asserted
-    where the gap is below ``TIE``, since either token would do.
+    One forward pass without a cache says it for all tokens: each is the likeliest behind those
+    before it. Nothing is asserted where the gap is below ``TIE``, since either token would do.
     """
     best = logits(name, ids + made[:-1])[len(ids) - 1 :].topk(2)
     gap = float((best.values[:, 0] - best.values[:, 1]).min())

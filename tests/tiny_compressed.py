@@ -1,6 +1,7 @@
 """Tiny configs of compressed attention (DeepSeek-V4), beyond what ``tests.tiny.BASE`` has.
 
-Index heads are many, so that no two entries have a score of exactly 0: Transformers has no rule for ties.
+Index heads are many, so that no two entries have a score of exactly 0: Transformers has no rule for
+ties.
 """
 
 from __future__ import annotations
@@ -8,8 +9,14 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Any
 
-WINDOW, SPARSE, HEAVY = "sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"
-YARN = MappingProxyType({"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 64})
+WINDOW, SPARSE, HEAVY = (
+    "sliding_attention",
+    "compressed_sparse_attention",
+    "heavily_compressed_attention",
+)
+YARN = MappingProxyType(
+    {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 64}
+)
 V4 = MappingProxyType(
     {
         "model_type": "deepseek_v4",

@@ -1,4 +1,6 @@
-"""Tiny configs of linear attention, delta nets and other recurrences, beyond what ``tests.tiny.BASE`` has."""
+"""Tiny configs of linear attention, delta nets and other recurrences, beyond what
+``tests.tiny.BASE`` has.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,12 @@ DELTA = MappingProxyType(
     }
 )
 EXPERTS = MappingProxyType(
-    {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 48, "num_experts": 8, "num_experts_per_tok": 2}
+    {
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 48,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+    }
 )
 GRIFFIN = MappingProxyType(
     {
@@ -92,7 +99,12 @@ SPECS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
                 "mrope_interleaved": True,
             },
         },
-        "qwen3_5_moe": {"model_type": "qwen3_5_moe_text", **DELTA, **EXPERTS, "linear_num_value_heads": 2},
+        "qwen3_5_moe": {
+            "model_type": "qwen3_5_moe_text",
+            **DELTA,
+            **EXPERTS,
+            "linear_num_value_heads": 2,
+        },
         "olmo_hybrid": {
             "model_type": "olmo_hybrid",
             "num_hidden_layers": 3,
@@ -110,7 +122,13 @@ SPECS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
         "minimax": {**MINIMAX, "layer_types": [LINEAR, FULL, LINEAR]},
         "minimax_full_first": dict(MINIMAX),
         "recurrent_gemma": dict(GRIFFIN),
-        "recurrent_gemma_wide": {**GRIFFIN, "hidden_size": 96, "lru_width": 96, "conv1d_width": 3, "attention_bias": True},
+        "recurrent_gemma_wide": {
+            **GRIFFIN,
+            "hidden_size": 96,
+            "lru_width": 96,
+            "conv1d_width": 3,
+            "attention_bias": True,
+        },
         "kimi_linear": {
             "model_type": "kimi_linear",
             "num_hidden_layers": 3,
@@ -126,6 +144,10 @@ SPECS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
             "num_local_experts": 8,
             "num_experts_per_tok": 2,
         },
-        "linear_transformer": {"model_type": "linear_transformer", "num_hidden_layers": 2, "head_dim": 12},
+        "linear_transformer": {
+            "model_type": "linear_transformer",
+            "num_hidden_layers": 2,
+            "head_dim": 12,
+        },
     }
 )

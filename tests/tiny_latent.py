@@ -1,6 +1,8 @@
-"""Tiny configs of latent attention, dense and sparse (DeepSeek-V2, V3, V3.2, GLM-5), beyond what ``tests.tiny.BASE`` has.
+"""Tiny configs of latent attention, dense and sparse (DeepSeek-V2, V3, V3.2, GLM-5), beyond what
+``tests.tiny.BASE`` has.
 
-Indexers have at least 16 heads: with few, many scores are zero, and Transformers breaks ties in no fixed way.
+Indexers have at least 16 heads: with few, many scores are zero, and Transformers breaks ties in no
+fixed way.
 """
 
 from __future__ import annotations
@@ -36,7 +38,12 @@ _FULL, _SHARED = "full", "shared"
 
 SPECS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
     {
-        "deepseek_v2": {**_LATENT, "model_type": "deepseek_v2", "topk_method": "greedy", "rope_parameters": _YARN},
+        "deepseek_v2": {
+            **_LATENT,
+            "model_type": "deepseek_v2",
+            "topk_method": "greedy",
+            "rope_parameters": _YARN,
+        },
         "deepseek_v2_groups": {
             **_LATENT,
             "model_type": "deepseek_v2",
@@ -50,7 +57,13 @@ SPECS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
             "routed_scaling_factor": 1.7,
             "attention_bias": True,
         },
-        "deepseek_v3": {**_LATENT, "model_type": "deepseek_v3", "n_group": 2, "topk_group": 1, "rope_parameters": _YARN},
+        "deepseek_v3": {
+            **_LATENT,
+            "model_type": "deepseek_v3",
+            "n_group": 2,
+            "topk_group": 1,
+            "rope_parameters": _YARN,
+        },
         "deepseek_v3_halves": {
             **_LATENT,
             "model_type": "deepseek_v3",

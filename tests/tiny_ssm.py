@@ -1,4 +1,6 @@
-"""Tiny configs of state space models, alone and mixed with attention, beyond what ``tests.tiny.BASE`` has."""
+"""Tiny configs of state space models, alone and mixed with attention, beyond what
+``tests.tiny.BASE`` has.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ MAMBA2 = MappingProxyType(
     }
 )
 NO_CLAMP = MappingProxyType({"time_step_min": 1e-7, "time_step_floor": 1e-7})
-"""Where Transformers clamps time steps in prompts only, and so disagrees with itself: limits that no time step reaches."""
+"""Where Transformers clamps time steps in prompts only, and so disagrees with itself: limits that
+no time step reaches.
+"""
 
 SPECS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
     {
@@ -61,7 +65,12 @@ SPECS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
             "num_experts": 4,
             "mamba_d_state": 8,
         },
-        "bamba": {"model_type": "bamba", "num_hidden_layers": 4, "attn_layer_indices": [2], **MAMBA2},
+        "bamba": {
+            "model_type": "bamba",
+            "num_hidden_layers": 4,
+            "attn_layer_indices": [2],
+            **MAMBA2,
+        },
         "granitemoehybrid": {
             "model_type": "granitemoehybrid",
             "num_hidden_layers": 4,

@@ -1,1 +1,3 @@
-"""How remembered things are found again: tables, prefix index, checkpoints, eviction. Torch-free."""
+"""How remembered things are found again: tables, prefix index, checkpoints, eviction.
+Torch-free.
+"""

@@ -18,7 +18,9 @@ NEVER = int(np.iinfo(np.int64).max)
 
 
 def blocks_in(intervals: Sequence[Interval], block_tokens: int) -> np.ndarray:
-    """Blocks (int64, ascending, no repeats) that hold any token of ascending, disjoint intervals."""
+    """Blocks (int64, ascending, no repeats) that hold any token of ascending, disjoint
+    intervals.
+    """
     if len(intervals) == 1:
         return np.arange(intervals[0][0] // block_tokens, ceil_div(intervals[0][1], block_tokens))
     return np.array(blocks_of(intervals, block_tokens), np.int64)
@@ -29,15 +31,19 @@ NO_PAGES = np.zeros(0, np.int32)
 
 @dataclass(kw_only=True, eq=False)
 class BlockPlan:
-    """What tokens ``[start, stop)`` of one request ask of one group. Made by ``plan``, carried out by ``apply``.
+    """What tokens ``[start, stop)`` of one request ask of one group. Made by ``plan``, carried out
+    by ``apply``.
 
     fresh: past is read from pages, the step's own entries are not (``GroupStep.fresh``).
     write_from: first token that is stored; those before it lie in shared pages already.
-    blocks: blocks written, ascending. new: those that need a page. copied: those of new whose older rows must come along.
-    Of groups that let go, besides: stays: blocks the table holds afterwards. held: those it holds now, and their columns.
-    loose: columns whose page can become a new block's if nobody else uses it; pages: what they hold. recycled: those that do.
-    promised: for every checkpoint its blocks. refills: the ring is written from end to end. turns: and it is steady, so that no
-    page changes hands.
+    blocks: blocks written, ascending. new: those that need a page. copied: those of new whose older
+        rows must come along.
+    Of groups that let go, besides: stays: blocks the table holds afterwards. held: those it holds
+    now, and their columns.
+    loose: columns whose page can become a new block's if nobody else uses it; pages: what they
+        hold. recycled: those that do.
+    promised: for every checkpoint its blocks. refills: the ring is written from end to end. turns:
+    and it is steady, so that no page changes hands.
     """
 
     row: int
@@ -70,7 +76,8 @@ class BlockPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Applied:
-    """What carrying out a plan asks of others: copies to be run, pages for one more reference, and pages let go.
+    """What carrying out a plan asks of others: copies to be run, pages for one more reference, and
+    pages let go.
 
     Until the step's receipt its layers, or copies, may read what is let go.
     """
@@ -82,11 +89,13 @@ class Applied:
 
 @dataclass(kw_only=True, eq=False)
 class TurnPlan:
-    """What one more token of several requests asks of one group. Made by ``plan_turn``, carried out by ``turn``.
+    """What one more token of several requests asks of one group. Made by ``plan_turn``, carried out
+    by ``turn``.
 
-    rows, n, column: [R] int64; token n's block has this column. ring: [R, turning], blocks in it now.
-    fills: bool [R], the column gets a page. loose: bool [R], there is one that it keeps if nobody else uses it. reuses: bool
-    [R], it does keep that one; the others' are allocated.
+    rows, n, column: [R] int64; token n's block has this column. ring: [R, turning], blocks in it
+        now.
+    fills: bool [R], the column gets a page. loose: bool [R], there is one that it keeps if nobody
+    else uses it. reuses: bool [R], it does keep that one; the others' are allocated.
     full: bool [R] or none, rings that are steady then if nobody else uses their pages.
     pages: those the plan depends on: before ``turn`` of ``loose``, behind it of ``full``.
     """
@@ -113,14 +122,18 @@ class TurnPlan:
 
 @dataclass(kw_only=True, eq=False)
 class Span:
-    """One request's part in the step being built, where it is more than one token into a page it has already."""
+    """One request's part in the step being built, where it is more than one token into a page it
+    has already.
+    """
 
     plan: BlockPlan
     pages: np.ndarray
     past: np.ndarray
 
     def placed(self, block_tokens: int, *, growing: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Page and row of every token; NO_PAGE where it is not stored. growing: every block from the first on has a page."""
+        """Page and row of every token; NO_PAGE where it is not stored. growing: every block from
+        the first on has a page.
+        """
         plan, size = self.plan, block_tokens
         pages = np.full(plan.stop - plan.start, NO_PAGE, np.int32)
         if growing:

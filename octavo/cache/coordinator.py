@@ -1,12 +1,13 @@
 """Joint decisions over all groups: how far a prefix hits, whether a step fits, what becomes of it.
 
-Owns ``KVCacheCoordinator``: the order in which groups, index and pool are asked, so that an operation that cannot
-finish changes nothing. Knows laws only through ``needs``; knows no kinds and no requests beyond a table row.
+Owns ``KVCacheCoordinator``: the order in which groups, index and pool are asked, so that an
+operation that cannot finish changes nothing. Knows laws only through ``needs``; knows no kinds and
+no requests beyond a table row.
 
-The hit of the whole model is a joint fixed point: the largest number of tokens at which *every* group can resume. A
-group may only lower the candidate, so the order of groups never matters. Between it and the longest match of the
-growing groups, a request recomputes tokens for the bounded groups only; the growing ones share the pages that are there
-and write nothing.
+The hit of the whole model is a joint fixed point: the largest number of tokens at which *every*
+group can resume. A group may only lower the candidate, so the order of groups never matters.
+Between it and the longest match of the growing groups, a request recomputes tokens for the bounded
+groups only; the growing ones share the pages that are there and write nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ _FIRST_LOOK = 32
 class Match:
     """What the index has of a chain of keys, in hash units.
 
-    nodes: of the longest match. hit: units at which every group can resume. reach: units each group alone would allow.
+    nodes: of the longest match. hit: units at which every group can resume. reach: units each group
+        alone would allow.
     """
 
     nodes: np.ndarray
@@ -51,8 +53,9 @@ class Match:
 class Grain:
     """How one group's blocks and the index's units nest.
 
-    tokens: the smaller of block and unit. per_unit: grains in a unit. lanes: index lanes of the group, for the last grains of
-        a unit (a law with a short memory never claims the first ones).
+    tokens: the smaller of block and unit. per_unit: grains in a unit. lanes: index lanes of the
+        group, for the last grains of a unit (a law with a short memory never claims the first
+        ones).
     """
 
     tokens: int
@@ -74,14 +77,20 @@ def _grains(layout: CacheLayout) -> tuple[Grain, ...]:
     for group in layout.groups:
         tokens = min(group.block_tokens, layout.hash_unit)
         per_unit, law = layout.hash_unit // tokens, group.group.law
-        lanes = per_unit if law.prefix != 0 or law.span > layout.hash_unit else min(per_unit, ceil_div(law.span, tokens))
+        lanes = (
+            per_unit
+            if law.prefix != 0 or law.span > layout.hash_unit
+            else min(per_unit, ceil_div(law.span, tokens))
+        )
         grains.append(Grain(tokens=tokens, per_unit=per_unit, lanes=range(lane, lane + lanes)))
         lane += lanes
     return tuple(grains)
 
 
 class _Chain:
-    """The published part of a running request: its nodes, and pages it keeps for them outside its tables."""
+    """The published part of a running request: its nodes, and pages it keeps for them outside its
+    tables.
+    """
 
     def __init__(self, groups: int) -> None:
         self.nodes = np.zeros(0, np.int32)
@@ -91,28 +100,44 @@ class _Chain:
 class KVCacheCoordinator:
     """All groups of one model. Rows are table rows; ``n`` counts tokens."""
 
-    def __init__(self, layout: CacheLayout, *, rows: int, max_nodes: int = 1 << 22, max_ghosts: int = 1 << 16) -> None:
+    def __init__(
+        self, layout: CacheLayout, *, rows: int, max_nodes: int = 1 << 22, max_ghosts: int = 1 << 16
+    ) -> None:
         self.layout, self._unit = layout, layout.hash_unit
         self.pool = PagePool(layout.arena)
-        self.groups = tuple(SingleTypeKVCacheManager(group, self.pool, rows=rows) for group in layout.groups)
+        self.groups = tuple(
+            SingleTypeKVCacheManager(group, self.pool, rows=rows) for group in layout.groups
+        )
         self.grains = _grains(layout)
-        self.bounded = [index for index, group in enumerate(self.groups) if group.law.prefix is not None]
-        self.growing = [index for index, group in enumerate(self.groups) if group.law.prefix is None]
-        lets_go = [index in self.bounded for index, grain in enumerate(self.grains) for _ in grain.lanes]
-        self.index = PrefixIndex(self.pool, bounded=lets_go, max_nodes=max_nodes, max_ghosts=max_ghosts)
-        # Groups whose rings cannot tell at the end of a turn what its last whole unit needs, and where they last kept it.
-        self.rolling = [index for index in self.bounded if not layout.groups[index].reaches_back(self._unit)]
+        self.bounded = [
+            index for index, group in enumerate(self.groups) if group.law.prefix is not None
+        ]
+        self.growing = [
+            index for index, group in enumerate(self.groups) if group.law.prefix is None
+        ]
+        lets_go = [
+            index in self.bounded for index, grain in enumerate(self.grains) for _ in grain.lanes
+        ]
+        self.index = PrefixIndex(
+            self.pool, bounded=lets_go, max_nodes=max_nodes, max_ghosts=max_ghosts
+        )
+        # Groups whose rings cannot tell at the end of a turn what its last whole unit needs, and
+        # where they last kept it.
+        self.rolling = [
+            index for index in self.bounded if not layout.groups[index].reaches_back(self._unit)
+        ]
         self.kept_at = np.zeros(rows, np.int64)
         self._chains: dict[int, _Chain] = {}
         self.jobs: list[CopyJob] = []
         self.compactions = self.moved_pages = 0
 
-    # -- lookup ------------------------------------------------------------------------------------------------------------
+    # -- lookup ------------------------------------------------------------------------------------
 
     def lookup(self, keys: np.ndarray, limit: int) -> Match:
         """Match a chain; the hit is at most ``limit`` units. Changes nothing.
 
-        Lengths are tried from the longest down, ever more at a time: the nearer the resume point, the less is looked at.
+        Lengths are tried from the longest down, ever more at a time: the nearer the resume point,
+        the less is looked at.
         """
         nodes = self.index.match(keys)
         stop = hit = min(limit, len(nodes))
@@ -148,20 +173,29 @@ class KVCacheCoordinator:
         ends, starts = n // grain.tokens - offset, start // grain.tokens - offset
         able = missing[ends] - missing[np.where(start < n, starts, ends)] == 0
         if law.prefix:
-            able &= self._missing(index, nodes[: ceil_div(int(front[-1]), self._unit)])[-(-front // grain.tokens)] == 0
+            able &= (
+                self._missing(index, nodes[: ceil_div(int(front[-1]), self._unit)])[
+                    -(-front // grain.tokens)
+                ]
+                == 0
+            )
         return np.asarray(able)
 
     def _missing(self, index: int, nodes: np.ndarray) -> np.ndarray:
         """Of the grains of nodes, how many before each one are not there: [grains + 1]."""
         grain = self.grains[index]
         absent = np.ones((len(nodes), grain.per_unit), np.int64)
-        absent[:, grain.per_unit - len(grain.lanes) :] = (self.index.pages[grain.rows][:, nodes] == NO_PAGE).T
+        absent[:, grain.per_unit - len(grain.lanes) :] = (
+            self.index.pages[grain.rows][:, nodes] == NO_PAGE
+        ).T
         return np.concatenate([[0], np.cumsum(absent.reshape(-1))])
 
-    # -- admission ---------------------------------------------------------------------------------------------------------
+    # -- admission ---------------------------------------------------------------------------------
 
     def adopt(self, row: int, match: Match) -> None:
-        """Begin a request on what a match found: shared, read-only, held. Nothing can fail here; ``clear`` undoes it."""
+        """Begin a request on what a match found: shared, read-only, held. Nothing can fail here;
+        ``clear`` undoes it.
+        """
         chain = self._chains[row] = _Chain(len(self.groups))
         chain.nodes = match.nodes
         n = match.hit * self._unit
@@ -171,7 +205,9 @@ class KVCacheCoordinator:
             if not match.matched:
                 group.next_event[row] = n
                 continue
-            blocks, pages = self._indexed_pages(index, match.nodes, blocks_in(needed, self.grains[index].tokens))
+            blocks, pages = self._indexed_pages(
+                index, match.nodes, blocks_in(needed, self.grains[index].tokens)
+            )
             group.adopt(row, n, blocks, pages, filled=needed[-1][1] if needed else 0)
             self.pool.retain(pages)
             if growing:
@@ -179,7 +215,9 @@ class KVCacheCoordinator:
         self.index.enter(self._last(row))
 
     def fork(self, source: int, row: int, n: int) -> None:
-        """Begin a request on all that ``source`` holds after ``n`` tokens, none of them in flight. Nothing can fail here."""
+        """Begin a request on all that ``source`` holds after ``n`` tokens, none of them in flight.
+        Nothing can fail here.
+        """
         nodes, extra = self._chains[source].nodes, self._chains[source].extra
         chain = self._chains[row] = _Chain(len(self.groups))
         chain.nodes, chain.extra = nodes, [set(pages) for pages in extra]
@@ -188,19 +226,29 @@ class KVCacheCoordinator:
             self.pool.retain(np.array(sorted(pages), np.int32))
         self.index.enter(self._last(row))
 
-    def _indexed_pages(self, index: int, nodes: np.ndarray, grains: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Blocks of the needed grains, and for each the page of its last one: that page has the rows before it too."""
+    def _indexed_pages(
+        self, index: int, nodes: np.ndarray, grains: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Blocks of the needed grains, and for each the page of its last one: that page has the
+        rows before it too.
+        """
         grain = self.grains[index]
         blocks = grains * grain.tokens // self.groups[index].layout.block_tokens
         last = np.flatnonzero(np.append(blocks[1:] != blocks[:-1], [True] * bool(len(blocks))))
-        pages = self.index.pages[grain.lane(grains[last]), nodes[grains[last] * grain.tokens // self._unit]]
+        pages = self.index.pages[
+            grain.lane(grains[last]), nodes[grains[last] * grain.tokens // self._unit]
+        ]
         assert (pages != NO_PAGE).all(), "a hit is warm"
         return blocks[last], pages.astype(np.int32)
 
     def _keep_extra(self, row: int, index: int, nodes: np.ndarray, first: int) -> None:
-        """Hold what a chain's nodes, from unit ``first`` on, have in other pages than the table: it must not be reclaimed."""
+        """Hold what a chain's nodes, from unit ``first`` on, have in other pages than the table: it
+        must not be reclaimed.
+        """
         grain, group = self.grains[index], self.groups[index]
-        blocks = np.arange(first * grain.per_unit, (first + len(nodes)) * grain.per_unit) * grain.tokens
+        blocks = (
+            np.arange(first * grain.per_unit, (first + len(nodes)) * grain.per_unit) * grain.tokens
+        )
         pages = self.index.pages[grain.rows][:, nodes].T.reshape(-1)
         other = pages[pages != group.pages_at(row, blocks // group.layout.block_tokens)]
         extra = set(other.tolist()) - self._chains[row].extra[index]
@@ -213,18 +261,24 @@ class KVCacheCoordinator:
         nodes = self._chains[row].nodes
         return int(nodes[-1]) if len(nodes) else ROOT
 
-    # -- one step ----------------------------------------------------------------------------------------------------------
+    # -- one step ----------------------------------------------------------------------------------
 
     def next_event(self, rows: np.ndarray) -> np.ndarray:
-        """The first ``start`` at which each row needs ``extend``; before it, decoding asks nothing of the cache."""
+        """The first ``start`` at which each row needs ``extend``; before it, decoding asks nothing
+        of the cache.
+        """
         return np.minimum.reduce([group.next_event[rows] for group in self.groups])
 
     def table_bytes(self, rows: np.ndarray) -> np.ndarray:
         """Bytes of the pages in the tables of rows, over all groups."""
-        return np.asarray(sum(group.held_bytes(rows, self.layout.arena.unit_bytes) for group in self.groups))
+        return np.asarray(
+            sum(group.held_bytes(rows, self.layout.arena.unit_bytes) for group in self.groups)
+        )
 
     def disturb(self, row: int, n: int) -> None:
-        """Pages of a row with ``n`` planned tokens have been published: rings may not turn over them."""
+        """Pages of a row with ``n`` planned tokens have been published: rings may not turn over
+        them.
+        """
         for index in self.bounded:
             self.groups[index].settle(row, n)
 
@@ -238,8 +292,13 @@ class KVCacheCoordinator:
     def plan(
         self, row: int, start: int, stop: int, *, marks: Sequence[int] = (), shared: int = 0
     ) -> list[tuple[int, BlockPlan]]:
-        """What every group needs for tokens ``[start, stop)``. ``shared``: tokens growing groups have."""
-        plans = [(i, group.plan(row, start, stop, marks=marks, write_from=shared)) for i, group in enumerate(self.groups)]
+        """What every group needs for tokens ``[start, stop)``. ``shared``: tokens growing groups
+        have.
+        """
+        plans = [
+            (i, group.plan(row, start, stop, marks=marks, write_from=shared))
+            for i, group in enumerate(self.groups)
+        ]
         self._recycle(plans)
         return plans
 
@@ -250,13 +309,19 @@ class KVCacheCoordinator:
             plan.recycle(alone)
 
     def _alone(self, pages: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Bool: of several arrays of pages, those that nobody else uses. One question for all groups."""
+        """Bool: of several arrays of pages, those that nobody else uses. One question for all
+        groups.
+        """
         stops = list(accumulate(len(part) for part in pages))
-        alone = self.pool.exclusive(np.concatenate(pages)) if stops and stops[-1] else np.zeros(0, bool)
+        alone = (
+            self.pool.exclusive(np.concatenate(pages)) if stops and stops[-1] else np.zeros(0, bool)
+        )
         return [alone[stop - len(part) : stop] for part, stop in zip(pages, stops, strict=True)]
 
     def extend(self, plans: Sequence[tuple[int, BlockPlan]], step: int) -> bool:
-        """Carry plans out if they fit, evicting and compacting as needed. False, and nothing changed, where they do not."""
+        """Carry plans out if they fit, evicting and compacting as needed. False, and nothing
+        changed, where they do not.
+        """
         wanted = self.wanted(plans)
         if not self.pool.fits(wanted):
             return False
@@ -276,29 +341,38 @@ class KVCacheCoordinator:
         return True
 
     def decode(self, rows: np.ndarray, n: np.ndarray, step: int, rolls: np.ndarray) -> bool:
-        """Take the pages that token ``n`` of every row writes, for all rows or for none; no row shares a block it writes into.
+        """Take the pages that token ``n`` of every row writes, for all rows or for none; no row
+        shares a block it writes into.
 
-        rolls: bool [R], rows that leave a checkpoint behind at ``n`` tokens in place of their last one, where there is room.
-        False, and nothing changed, where the pages do not fit.
+        rolls: bool [R], rows that leave a checkpoint behind at ``n`` tokens in place of their last
+        one, where there is room. False, and nothing changed, where the pages do not fit.
         """
         due = [group.next_event[rows] <= n for group in self.groups]
         if rolls.any() and self.pool.fits(self._most_turns(due, rolls)):
-            for index, turns in zip(self.rolling, self._roll(rows[rolls], n[rolls], step), strict=True):
+            for index, turns in zip(
+                self.rolling, self._roll(rows[rolls], n[rolls], step), strict=True
+            ):
                 due[index][rolls] = turns
-        plans = [(i, self.groups[i].plan_turn(rows[at], n[at])) for i, at in enumerate(due) if at.any()]
+        plans = [
+            (i, self.groups[i].plan_turn(rows[at], n[at])) for i, at in enumerate(due) if at.any()
+        ]
         self._recycle(plans)
         wanted = self.wanted(plans)
         if not self.pool.fits(wanted):
             return False
         self.make_ready(wanted)
         gone = [self.groups[index].turn(plan) for index, plan in plans]
-        for (index, plan), alone in zip(plans, self._alone([plan.pages for _, plan in plans]), strict=True):
+        for (index, plan), alone in zip(
+            plans, self._alone([plan.pages for _, plan in plans]), strict=True
+        ):
             self.groups[index].schedule(plan, alone)
         self.pool.release(np.concatenate(gone) if gone else [], step)
         return True
 
     def _roll(self, rows: np.ndarray, n: np.ndarray, step: int) -> list[np.ndarray]:
-        """Leave checkpoints behind at ``n`` tokens. For every rolling group, bool [R]: rows that must turn now."""
+        """Leave checkpoints behind at ``n`` tokens. For every rolling group, bool [R]: rows that
+        must turn now.
+        """
         self.kept_at[rows] = n
         kept, dropped, gone, turns = [], [], [], []
         for index in self.rolling:
@@ -315,8 +389,12 @@ class KVCacheCoordinator:
         return turns
 
     def _most_turns(self, due: Sequence[np.ndarray], rolls: np.ndarray) -> list[int]:
-        """Pages per bucket that are wanted at most where rows roll: a page for every row and group with something to do."""
-        pages = [np.count_nonzero(at | rolls if i in self.rolling else at) for i, at in enumerate(due)]
+        """Pages per bucket that are wanted at most where rows roll: a page for every row and group
+        with something to do.
+        """
+        pages = [
+            np.count_nonzero(at | rolls if i in self.rolling else at) for i, at in enumerate(due)
+        ]
         return pages_by_bucket(self.layout, [int(count) for count in pages])
 
     def _give_up_kept(self) -> bool:
@@ -333,7 +411,9 @@ class KVCacheCoordinator:
             self.groups[index].forget(row)
 
     def make_ready(self, wanted: Sequence[int]) -> None:
-        """Reclaim until ``allocate`` can serve what ``fits``. Free pages are gathered before anything cached is let go."""
+        """Reclaim until ``allocate`` can serve what ``fits``. Free pages are gathered before
+        anything cached is let go.
+        """
         while not self.pool.ready(wanted):
             assert self.pool.fits(wanted)
             moves = self.pool.compact()
@@ -342,7 +422,10 @@ class KVCacheCoordinator:
                 continue
             self.jobs += copy_jobs(moves.sources.tolist(), moves.targets.tolist(), moves.units)
             self._remap(Remap(moves.sources, moves.targets))
-            self.compactions, self.moved_pages = self.compactions + 1, self.moved_pages + len(moves.sources)
+            self.compactions, self.moved_pages = (
+                self.compactions + 1,
+                self.moved_pages + len(moves.sources),
+            )
 
     def _remap(self, moved: Remap) -> None:
         self.index.remap(moved)
@@ -355,19 +438,28 @@ class KVCacheCoordinator:
                 chain.extra[index] = set(pages.tolist())
 
     def held_pages(self, row: int) -> tuple[np.ndarray, ...]:
-        """By group, what a row refers to: its table, its checkpoints and its chain. int32, ascending, no page twice."""
+        """By group, what a row refers to: its table, its checkpoints and its chain. int32,
+        ascending, no page twice.
+        """
         extra = [np.fromiter(pages, np.int32, len(pages)) for pages in self._chains[row].extra]
-        return tuple(np.union1d(group.held_pages(row), more) for group, more in zip(self.groups, extra, strict=True))
+        return tuple(
+            np.union1d(group.held_pages(row), more)
+            for group, more in zip(self.groups, extra, strict=True)
+        )
 
     @property
     def in_flight(self) -> bool:
         """Are pages waiting for a receipt?"""
-        return any(self.pool.counts(bucket).limbo for bucket in range(len(self.layout.arena.page_units)))
+        return any(
+            self.pool.counts(bucket).limbo for bucket in range(len(self.layout.arena.page_units))
+        )
 
-    # -- publishing --------------------------------------------------------------------------------------------------------
+    # -- publishing --------------------------------------------------------------------------------
 
     def publish(self, row: int, keys: np.ndarray, step: int | None) -> None:
-        """Put the units ``keys[published:]``, all computed and received, into the index; share what others put there first."""
+        """Put the units ``keys[published:]``, all computed and received, into the index; share what
+        others put there first.
+        """
         chain = self._chains[row]
         published = len(chain.nodes)
         found = self.index.match(keys, published)
@@ -397,7 +489,9 @@ class KVCacheCoordinator:
         return self.index.insert(self._last(row), keys[first:], pages)
 
     def _share(self, row: int, unit: int, node: int, step: int | None) -> None:
-        """Another request published this unit first: hold its pages, and stand on them once a whole block is there."""
+        """Another request published this unit first: hold its pages, and stand on them once a whole
+        block is there.
+        """
         for index in self.growing:
             self._keep_extra(row, index, np.array([node]), unit)
             grain, group = self.grains[index], self.groups[index]
@@ -418,16 +512,33 @@ class KVCacheCoordinator:
             self.pool.release(own, step)
 
     def take_promises(self, row: int, n: int) -> dict[int, dict[int, Promise]]:
-        """By checkpoint up to ``n`` tokens and by group, the pages kept for it, handed over with their references."""
-        marks = sorted({mark for index in self.bounded for mark in self.groups[index].promised_marks(row) if mark <= n})
-        return {mark: {index: self.groups[index].take_promise(row, mark) for index in self.bounded} for mark in marks}
+        """By checkpoint up to ``n`` tokens and by group, the pages kept for it, handed over with
+        their references.
+        """
+        marks = sorted(
+            {
+                mark
+                for index in self.bounded
+                for mark in self.groups[index].promised_marks(row)
+                if mark <= n
+            }
+        )
+        return {
+            mark: {index: self.groups[index].take_promise(row, mark) for index in self.bounded}
+            for mark in marks
+        }
 
     def next_promise(self, row: int) -> int:
         """The first checkpoint of a row whose pages are being kept, else NEVER."""
-        return min((mark for index in self.bounded for mark in self.groups[index].promised_marks(row)), default=NEVER)
+        return min(
+            (mark for index in self.bounded for mark in self.groups[index].promised_marks(row)),
+            default=NEVER,
+        )
 
     def promise(self, row: int, n: int, mark: int) -> dict[int, Promise] | None:
-        """Pages that resuming at ``mark`` needs, from tables that have ``n`` tokens; None where something is gone."""
+        """Pages that resuming at ``mark`` needs, from tables that have ``n`` tokens; None where
+        something is gone.
+        """
         found = {}
         for index in self.bounded:
             group = self.groups[index]
@@ -447,11 +558,14 @@ class KVCacheCoordinator:
         if self.index.is_resume_point(node):
             return
         parts = [self._claim_of(index, n, promises[index], nodes) for index in self.bounded]
-        self.index.claim(node, Claim(
-            lanes=np.concatenate([part.lanes for part in parts]),
-            nodes=np.concatenate([part.nodes for part in parts]),
-            pages=np.concatenate([part.pages for part in parts]),
-        ))  # fmt: skip
+        self.index.claim(
+            node,
+            Claim(
+                lanes=np.concatenate([part.lanes for part in parts]),
+                nodes=np.concatenate([part.nodes for part in parts]),
+                pages=np.concatenate([part.pages for part in parts]),
+            ),
+        )
 
     def _claim_of(self, index: int, n: int, promise: Promise, nodes: np.ndarray) -> Claim:
         grain, group = self.grains[index], self.groups[index]
@@ -459,16 +573,22 @@ class KVCacheCoordinator:
         blocks = grains * grain.tokens // group.layout.block_tokens
         pages = promise.pages[np.searchsorted(promise.blocks, blocks)]
         units = grains * grain.tokens // self._unit
-        return Claim(lanes=grain.lane(grains).astype(np.int32), nodes=nodes[units], pages=pages.astype(np.int32))
+        return Claim(
+            lanes=grain.lane(grains).astype(np.int32),
+            nodes=nodes[units],
+            pages=pages.astype(np.int32),
+        )
 
-    # -- leaving -----------------------------------------------------------------------------------------------------------
+    # -- leaving -----------------------------------------------------------------------------------
 
     def touch(self, row: int, *, hit: bool = False) -> None:
         """Note that a row's chain has just been of use."""
         self.index.touch(self._chains[row].nodes, hit=hit)
 
     def clear(self, row: int, step: int | None) -> None:
-        """Let go of everything a row holds; pages that a step in flight may touch wait for its receipt."""
+        """Let go of everything a row holds; pages that a step in flight may touch wait for its
+        receipt.
+        """
         chain = self._chains.pop(row)
         self._forget_kept(row)
         for index, group in enumerate(self.groups):
@@ -481,8 +601,12 @@ class KVCacheCoordinator:
     def check(self) -> None:
         """Assert every invariant, from scratch."""
         self.pool.check()
-        self.index.check(np.concatenate([group.kept[group.kept != NO_PAGE] for group in self.groups]))
-        assert (self.kept_at[[row for row in range(len(self.kept_at)) if row not in self._chains]] == 0).all()
+        self.index.check(
+            np.concatenate([group.kept[group.kept != NO_PAGE] for group in self.groups])
+        )
+        assert (
+            self.kept_at[[row for row in range(len(self.kept_at)) if row not in self._chains]] == 0
+        ).all()
         references: dict[int, int] = {}
         for row, chain in self._chains.items():
             for index, group in enumerate(self.groups):
@@ -490,4 +614,6 @@ class KVCacheCoordinator:
                     references[page] = references.get(page, 0) + 1
         pages = np.array(sorted(references), np.int32)
         counted = np.array([references[page] for page in pages.tolist()], np.int32)
-        assert (self.pool.references(pages) == counted + self.pool.in_flight(pages)).all(), "every reference has a holder"
+        assert (self.pool.references(pages) == counted + self.pool.in_flight(pages)).all(), (
+            "every reference has a holder"
+        )

@@ -1,7 +1,7 @@
 """Which remembered prefix goes first.
 
-Owns the order of victims and nothing else: ``PrefixIndex`` says what can go, ``KVCacheCoordinator`` says when. A policy
-ranks; the queue finds the lowest rank without scanning.
+Owns the order of victims and nothing else: ``PrefixIndex`` says what can go, ``KVCacheCoordinator``
+says when. A policy ranks; the queue finds the lowest rank without scanning.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ class EvictionPolicy(Protocol):
     """Ranks evictable prefixes: the lowest goes first."""
 
     def rank(self, *, last_use: int, depth: int, hits: int) -> float:
-        """Rank of a prefix ``depth`` units long, last used at logical time ``last_use``, hit ``hits`` times."""
+        """Rank of a prefix ``depth`` units long, last used at logical time ``last_use``, hit
+        ``hits`` times.
+        """
 
 
 class LeastRecentlyUsed:
@@ -29,10 +31,11 @@ class LeastRecentlyUsed:
 
 
 class VictimQueue:
-    """Nodes by rank, with lazy deletion: an entry that was replaced or withdrawn is skipped when it surfaces.
+    """Nodes by rank, with lazy deletion: an entry that was replaced or withdrawn is skipped when it
+    surfaces.
 
-    Where nothing is ever taken out, because everything fits, such entries would pile up for ever: they are swept out once they
-    are the larger part.
+    Where nothing is ever taken out, because everything fits, such entries would pile up for ever:
+    they are swept out once they are the larger part.
     """
 
     def __init__(self) -> None:

@@ -1,13 +1,15 @@
 """Names of prefixes: one 128-bit key per hash unit.
 
-Owns how tokens become keys. Knows no pages. A key stands for all tokens up to the end of its unit and for everything else
-that changes the bytes (the salt of its root).
+Owns how tokens become keys. Knows no pages. A key stands for all tokens up to the end of its unit
+and for everything else that changes the bytes (the salt of its root).
 
-Keys are multilinear: in each of two lanes the sum, modulo 2^64, of every token plus one times a secret random number of its
-position, begun at the root. One pass over the tokens makes all of them, and a longer prompt goes on from its last key. Two
-prefixes that differ have one key with probability 2^-(128 - 2 k) at most, where 2^k is the largest power of two that divides
-the difference of the tokens at some place: 2^-94 for vocabularies below 2^18 (Dietzfelbinger 1996; Lemire and Kaser 2014).
-The bound holds whatever the tokens are, so a stranger who does not know the server's secret cannot prepare a collision.
+Keys are multilinear: in each of two lanes the sum, modulo 2^64, of every token plus one times a
+secret random number of its position, begun at the root. One pass over the tokens makes all of them,
+and a longer prompt goes on from its last key. Two prefixes that differ have one key with
+probability 2^-(128 - 2 k) at most, where 2^k is the largest power of two that divides
+the difference of the tokens at some place: 2^-94 for vocabularies below 2^18 (Dietzfelbinger 1996;
+Lemire and Kaser 2014). The bound holds whatever the tokens are, so a stranger who does not know the
+server's secret cannot prepare a collision.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ _BLOCK = 2048
 
 
 def root_key(*salts: bytes, seed: int) -> bytes:
-    """The key of the empty prefix: changes with any salt (model, cache dtype, layout, adapter, tenant)."""
+    """The key of the empty prefix: changes with any salt (model, cache dtype, layout, adapter,
+    tenant).
+    """
     sized = b"".join(len(salt).to_bytes(8, "little") + salt for salt in salts)
     return xxh3_128_digest(sized, seed)
 
@@ -42,7 +46,9 @@ class PrefixHasher:
         self._words, self._sums = np.empty((_BLOCK, unit), np.uint64), np.empty(_BLOCK, np.uint64)
 
     def extend(self, keys: np.ndarray, tokens: np.ndarray, *, root: bytes) -> np.ndarray:
-        """``keys`` (KEY [K]), and those of all further whole units of ``tokens`` (int32, from position 0)."""
+        """``keys`` (KEY [K]), and those of all further whole units of ``tokens`` (int32, from
+        position 0).
+        """
         known, units = len(keys), len(tokens) // self._unit
         if units <= known:
             return keys
@@ -66,5 +72,8 @@ class PrefixHasher:
         have = self._factors.shape[1]
         if units > have:
             count = max(units - have, have, 256)
-            drawn = [stream.random_raw(count * self._unit).reshape(count, self._unit) for stream in self._streams]
+            drawn = [
+                stream.random_raw(count * self._unit).reshape(count, self._unit)
+                for stream in self._streams
+            ]
             self._factors = np.concatenate([self._factors, np.array(drawn, np.uint64)], axis=1)

@@ -1,7 +1,8 @@
 """What a cache looks like from outside: every slab and page, every group, what each request holds.
 
-Owns ``inspect``, its snapshot, and ``count_pages`` for metrics. Only asks: nothing here changes a cache. Knows no tensors, no
-clock and no JSON; snapshots are of plain numbers, strings and tuples, so that ``json.dumps(snapshot, default=vars)`` is JSON.
+Owns ``inspect``, its snapshot, and ``count_pages`` for metrics. Only asks: nothing here changes a
+cache. Knows no tensors, no clock and no JSON; snapshots are of plain numbers, strings and tuples,
+so that ``json.dumps(snapshot, default=vars)`` is JSON.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ class ArenaSnapshot:
 
 @dataclass(frozen=True, kw_only=True)
 class BucketSnapshot:
-    """One page size. ``free`` counts pages in slabs that the bucket has; ``slabs``: how many those are."""
+    """One page size. ``free`` counts pages in slabs that the bucket has; ``slabs``: how many those
+    are.
+    """
 
     page_bytes: int
     pages_per_slab: int
@@ -63,9 +66,12 @@ class BucketSnapshot:
 class GroupSnapshot:
     """One group and its pages by state.
 
-    page_bytes: what a page takes of the arena, rounding to units and bucket included. ring: most blocks of one request; None
-    where blocks are never let go. fields: name, dtype and shape of one entry, each different one once.
-    limbo: pages known to be the group's; in a bucket that groups share, pages in limbo may have nobody left who tells.
+    page_bytes: what a page takes of the arena, rounding to units and bucket included. ring: most
+        blocks of one request; None
+    where blocks are never let go. fields: name, dtype and shape of one entry, each different one
+    once.
+    limbo: pages known to be the group's; in a bucket that groups share, pages in limbo may have
+        nobody left who tells.
     """
 
     index: int
@@ -87,9 +93,10 @@ class SlabsSnapshot:
 
     bucket: the page size a slab serves, None where it is on the free list.
     detail: ``pages`` or ``counts``; the other one's lists are empty.
-    states, groups (``pages``): strings with one character per page, see ``STATE_CHARS``, ``GROUP_CHARS``, ``FREE_CHAR``,
-        ``UNKNOWN_CHAR``; empty where the slab is free.
-    counts (``counts``): [group, held, cached, limbo] of every group with pages in the slab; group None where unknown.
+    states, groups (``pages``): strings with one character per page, see ``STATE_CHARS``,
+        ``GROUP_CHARS``, ``FREE_CHAR``, ``UNKNOWN_CHAR``; empty where the slab is free.
+    counts (``counts``): [group, held, cached, limbo] of every group with pages in the slab; group
+    None where unknown.
     """
 
     detail: str
@@ -103,8 +110,10 @@ class SlabsSnapshot:
 class HoldingSnapshot:
     """What one request holds of one group.
 
-    blocks: in its table. pages, bytes: all it refers to, those of its chain and its checkpoints included; a page that several
-    requests share counts for each. needs: ranges [first, end) of blocks that computing its next token reads.
+    blocks: in its table. pages, bytes: all it refers to, those of its chain and its checkpoints
+        included; a page that several
+    requests share counts for each. needs: ranges [first, end) of blocks that computing its next
+    token reads.
     """
 
     group: int
@@ -116,7 +125,9 @@ class HoldingSnapshot:
 
 @dataclass(frozen=True, kw_only=True)
 class RequestSnapshot:
-    """A request that has a row. tokens: known. computed: received. cached_tokens: found at its first admission."""
+    """A request that has a row. tokens: known. computed: received. cached_tokens: found at its
+    first admission.
+    """
 
     request_id: str
     tokens: int
@@ -127,7 +138,9 @@ class RequestSnapshot:
 
 @dataclass(frozen=True, kw_only=True)
 class IndexSnapshot:
-    """The prefix index, counted in nodes of ``hash_unit`` tokens. ``evicted_nodes`` counts since the start."""
+    """The prefix index, counted in nodes of ``hash_unit`` tokens. ``evicted_nodes`` counts since
+    the start.
+    """
 
     hash_unit: int
     nodes: int
@@ -138,7 +151,9 @@ class IndexSnapshot:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheSnapshot:
-    """A cache at one moment. ``compactions`` (slabs emptied) and ``moved_pages`` count since the start."""
+    """A cache at one moment. ``compactions`` (slabs emptied) and ``moved_pages`` count since the
+    start.
+    """
 
     arena: ArenaSnapshot
     buckets: tuple[BucketSnapshot, ...]
@@ -152,7 +167,8 @@ class CacheSnapshot:
 
 @dataclass(frozen=True, kw_only=True)
 class PageCounts:
-    """Counters for metrics. buckets: by bucket and state. groups: by group and state, ``free`` always 0.
+    """Counters for metrics. buckets: by bucket and state. groups: by group and state, ``free``
+    always 0.
 
     free_slabs, and since the start: compactions (slabs emptied), moved_pages, evicted_nodes.
     """
@@ -166,7 +182,8 @@ class PageCounts:
 
 
 def inspect(manager: KVCacheManager, *, max_pages: int = MAX_PAGES) -> CacheSnapshot:
-    """Look at everything. To be called between steps, by whoever runs them; costs O(pages), and changes nothing.
+    """Look at everything. To be called between steps, by whoever runs them; costs O(pages), and
+    changes nothing.
 
     max_pages: more pages than this are told as counts per slab.
     """
@@ -177,28 +194,39 @@ def inspect(manager: KVCacheManager, *, max_pages: int = MAX_PAGES) -> CacheSnap
     slabs = np.bincount(slab_bucket + 1, minlength=len(arena.page_units) + 1)[1:].tolist()
     return CacheSnapshot(
         arena=ArenaSnapshot(
-            unit_bytes=arena.unit_bytes, slab_bytes=arena.slab_units * arena.unit_bytes, num_slabs=arena.num_slabs,
-            free_slabs=pool.free_slabs, total_bytes=arena.total_bytes,
+            unit_bytes=arena.unit_bytes,
+            slab_bytes=arena.slab_units * arena.unit_bytes,
+            num_slabs=arena.num_slabs,
+            free_slabs=pool.free_slabs,
+            total_bytes=arena.total_bytes,
         ),
         buckets=tuple(_bucket(layout, b, slabs[b], pool.counts(b)) for b in range(len(slabs))),
         groups=tuple(_group(layout, g, group, counts[g]) for g, group in enumerate(layout.groups)),
         slabs=_slabs(manager, owners, max_pages),
         requests=tuple(_request(manager, request) for request in manager.requests),
         index=IndexSnapshot(
-            hash_unit=layout.hash_unit, nodes=len(index), resume_points=index.resume_points, ghosts=index.ghosts,
+            hash_unit=layout.hash_unit,
+            nodes=len(index),
+            resume_points=index.resume_points,
+            ghosts=index.ghosts,
             evicted_nodes=index.evicted_nodes,
         ),
         compactions=coordinator.compactions,
         moved_pages=coordinator.moved_pages,
-    )  # fmt: skip
+    )
 
 
 def count_pages(manager: KVCacheManager) -> PageCounts:
-    """What metrics ask often. O(buckets and groups) unless groups share a bucket: then O(pages), as ``inspect`` is."""
+    """What metrics ask often. O(buckets and groups) unless groups share a bucket: then O(pages), as
+    ``inspect`` is.
+    """
     coordinator = manager.coordinator
     shared = any(len(tenants) > 1 for tenants in _tenants(manager.layout))
     return PageCounts(
-        buckets=tuple(coordinator.pool.counts(bucket) for bucket in range(len(manager.layout.arena.page_units))),
+        buckets=tuple(
+            coordinator.pool.counts(bucket)
+            for bucket in range(len(manager.layout.arena.page_units))
+        ),
         groups=_count_groups(manager, _owners(manager) if shared else None),
         free_slabs=coordinator.pool.free_slabs,
         compactions=coordinator.compactions,
@@ -216,14 +244,20 @@ def _tenants(layout: CacheLayout) -> list[list[int]]:
 
 
 def _owners(manager: KVCacheManager) -> Owners:
-    """Group of every page, int16 [slabs, widest slab]; ``_UNKNOWN`` where it is free, or in limbo and forgotten.
+    """Group of every page, int16 [slabs, widest slab]; ``_UNKNOWN`` where it is free, or in limbo
+    and forgotten.
 
-    The pool knows no groups. A bucket with one group tells; in the others rows and index say which pages are whose.
+    The pool knows no groups. A bucket with one group tells; in the others rows and index say which
+    pages are whose.
     """
     arena, pool = manager.layout.arena, manager.coordinator.pool.snapshot()
     tenants = _tenants(manager.layout)
-    only = np.array([groups[0] if len(groups) == 1 else _UNKNOWN for groups in tenants] + [_UNKNOWN], np.int16)
-    owners = np.where(pool.states == PageState.FREE, np.int16(_UNKNOWN), only[pool.slab_bucket][:, None])
+    only = np.array(
+        [groups[0] if len(groups) == 1 else _UNKNOWN for groups in tenants] + [_UNKNOWN], np.int16
+    )
+    owners = np.where(
+        pool.states == PageState.FREE, np.int16(_UNKNOWN), only[pool.slab_bucket][:, None]
+    )
     shared = [index for groups in tenants if len(groups) > 1 for index in groups]
     for index, pages in zip(shared, _referred(manager, shared), strict=True):
         slab, rest = np.divmod(pages, arena.slab_units)
@@ -232,7 +266,9 @@ def _owners(manager: KVCacheManager) -> Owners:
 
 
 def _referred(manager: KVCacheManager, groups: Sequence[int]) -> list[npt.NDArray[np.int32]]:
-    """For every group, pages that rows, their rolling checkpoints and the index refer to; may repeat."""
+    """For every group, pages that rows, their rolling checkpoints and the index refer to; may
+    repeat.
+    """
     if not groups:
         return []
     coordinator = manager.coordinator
@@ -256,58 +292,91 @@ def _count_groups(manager: KVCacheManager, owners: Owners | None) -> tuple[Count
     else:
         known = owners != _UNKNOWN
         codes = owners[known].astype(np.int64) * _STATES + pool.snapshot().states[known]
-        table = np.bincount(codes, minlength=len(layout.groups) * _STATES).reshape(-1, _STATES).tolist()
-    return tuple(Counts(free=0, held=held, cached=cached, limbo=limbo) for _, held, cached, limbo in table)
+        table = (
+            np.bincount(codes, minlength=len(layout.groups) * _STATES).reshape(-1, _STATES).tolist()
+        )
+    return tuple(
+        Counts(free=0, held=held, cached=cached, limbo=limbo) for _, held, cached, limbo in table
+    )
 
 
 def _bucket(layout: CacheLayout, bucket: int, slabs: int, counts: Counts) -> BucketSnapshot:
     return BucketSnapshot(
         page_bytes=layout.arena.page_units[bucket] * layout.arena.unit_bytes,
         pages_per_slab=layout.arena.pages_per_slab(bucket),
-        slabs=slabs, free=counts.free, held=counts.held, cached=counts.cached, limbo=counts.limbo,
-    )  # fmt: skip
+        slabs=slabs,
+        free=counts.free,
+        held=counts.held,
+        cached=counts.cached,
+        limbo=counts.limbo,
+    )
 
 
 def _group(layout: CacheLayout, index: int, group: GroupLayout, counts: Counts) -> GroupSnapshot:
     fields = (field for member in group.group.members for field in member.stream.fields)
     described = dict.fromkeys(f"{field.name} {field.dtype} {list(field.shape)}" for field in fields)
     return GroupSnapshot(
-        index=index, law=group.group.law.describe(), layers=group.group.layers, block_tokens=group.block_tokens,
-        page_bytes=group.page_units * layout.arena.unit_bytes, bucket=group.bucket,
+        index=index,
+        law=group.group.law.describe(),
+        layers=group.group.layers,
+        block_tokens=group.block_tokens,
+        page_bytes=group.page_units * layout.arena.unit_bytes,
+        bucket=group.bucket,
         ring=None if group.fixed is None else group.fixed + group.turning,
-        fields=tuple(described), held=counts.held, cached=counts.cached, limbo=counts.limbo,
-    )  # fmt: skip
+        fields=tuple(described),
+        held=counts.held,
+        cached=counts.cached,
+        limbo=counts.limbo,
+    )
 
 
 def _request(manager: KVCacheManager, request: CachedRequest) -> RequestSnapshot:
     row, computed, holdings = manager.row(request), manager.computed(request), []
     pages = manager.coordinator.held_pages(row)
     for index, group in enumerate(manager.coordinator.groups):
-        needs = (block_range(interval, group.layout.block_tokens) for interval in group.law.needs(computed))
-        holdings.append(HoldingSnapshot(
-            group=index, blocks=group.num_blocks(row), pages=len(pages[index]),
-            bytes=len(pages[index]) * group.layout.page_units * manager.layout.arena.unit_bytes,
-            needs=tuple((blocks.start, blocks.stop) for blocks in needs if blocks),
-        ))  # fmt: skip
+        needs = (
+            block_range(interval, group.layout.block_tokens)
+            for interval in group.law.needs(computed)
+        )
+        holdings.append(
+            HoldingSnapshot(
+                group=index,
+                blocks=group.num_blocks(row),
+                pages=len(pages[index]),
+                bytes=len(pages[index]) * group.layout.page_units * manager.layout.arena.unit_bytes,
+                needs=tuple((blocks.start, blocks.stop) for blocks in needs if blocks),
+            )
+        )
     return RequestSnapshot(
-        request_id=request.request_id, tokens=request.num_tokens, computed=computed,
-        cached_tokens=request.num_cached_tokens, groups=tuple(holdings),
-    )  # fmt: skip
+        request_id=request.request_id,
+        tokens=request.num_tokens,
+        computed=computed,
+        cached_tokens=request.num_cached_tokens,
+        groups=tuple(holdings),
+    )
 
 
 def _slabs(manager: KVCacheManager, owners: Owners, max_pages: int) -> SlabsSnapshot:
     layout, pool = manager.layout, manager.coordinator.pool.snapshot()
-    per_slab = np.array([layout.arena.pages_per_slab(b) for b in range(len(layout.arena.page_units))] + [0])
+    per_slab = np.array(
+        [layout.arena.pages_per_slab(b) for b in range(len(layout.arena.page_units))] + [0]
+    )
     sizes = per_slab[pool.slab_bucket]
     bucket = tuple(None if b < 0 else b for b in pool.slab_bucket.tolist())
     if sizes.sum() > max_pages or len(layout.groups) > len(GROUP_CHARS):
         counts = _slab_counts(owners, pool.states, len(layout.groups))
         return SlabsSnapshot(detail="counts", bucket=bucket, states=(), groups=(), counts=counts)
-    marks = np.frombuffer((GROUP_CHARS[: len(layout.groups)] + UNKNOWN_CHAR).encode(), np.uint8)[owners]
+    marks = np.frombuffer((GROUP_CHARS[: len(layout.groups)] + UNKNOWN_CHAR).encode(), np.uint8)[
+        owners
+    ]
     marks = np.where(pool.states == PageState.FREE, np.uint8(ord(FREE_CHAR)), marks)
     states = np.frombuffer(STATE_CHARS.encode(), np.uint8)[pool.states]
     return SlabsSnapshot(
-        detail="pages", bucket=bucket, states=_strings(states, sizes), groups=_strings(marks, sizes), counts=()
+        detail="pages",
+        bucket=bucket,
+        states=_strings(states, sizes),
+        groups=_strings(marks, sizes),
+        counts=(),
     )
 
 
@@ -320,12 +389,18 @@ def _strings(chars: npt.NDArray[np.uint8], sizes: npt.NDArray[np.int64]) -> tupl
 def _slab_counts(
     owners: Owners, states: npt.NDArray[np.uint8], groups: int
 ) -> tuple[tuple[tuple[int | None, int, int, int], ...], ...]:
-    """Of every slab, pages by group (None: unknown) and state, free pages and absent groups left out."""
+    """Of every slab, pages by group (None: unknown) and state, free pages and absent groups left
+    out.
+    """
     slabs = len(states)
     codes = (np.arange(slabs)[:, None] * (groups + 1) + owners + 1) * _STATES + states
-    table = np.bincount(codes.reshape(-1), minlength=slabs * (groups + 1) * _STATES).reshape(slabs, groups + 1, _STATES)
+    table = np.bincount(codes.reshape(-1), minlength=slabs * (groups + 1) * _STATES).reshape(
+        slabs, groups + 1, _STATES
+    )
     found: list[list[tuple[int | None, int, int, int]]] = [[] for _ in range(slabs)]
     there = np.argwhere(table[:, :, 1:].any(axis=2))
-    for (slab, owner), (_, held, cached, limbo) in zip(there.tolist(), table[tuple(there.T)].tolist(), strict=True):
+    for (slab, owner), (_, held, cached, limbo) in zip(
+        there.tolist(), table[tuple(there.T)].tolist(), strict=True
+    ):
         found[slab].append((owner - 1 if owner else None, held, cached, limbo))
     return tuple(map(tuple, found))

@@ -1,11 +1,12 @@
 """The hybrid KV cache as the scheduler sees it.
 
-Owns ``KVCacheManager``: look up, admit, extend, commit, free, explain. Turns requests into table rows and tokens into
-keys, decides what is charged at admission, and remembers what steps in flight still owe. Knows no kinds, no clock, no
-tensors.
+Owns ``KVCacheManager``: look up, admit, extend, commit, free, explain. Turns requests into table
+rows and tokens into keys, decides what is charged at admission, and remembers what steps in flight
+still owe. Knows no kinds, no clock, no tensors.
 
-The life of a request: ``lookup`` (a probe) → ``admit`` (takes a row and what the hit offers; ``fork`` takes what another
-request has) → ``extend`` for every step (takes pages) → ``commit`` at the step's receipt (publishes) → ``free``.
+The life of a request: ``lookup`` (a probe) → ``admit`` (takes a row and what the hit offers;
+``fork`` takes what another request has) → ``extend`` for every step (takes pages) → ``commit`` at
+the step's receipt (publishes) → ``free``.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from octavo.cache.report import CacheReport, GroupReport, HitExplanation, MissCa
 
 
 class CachedRequest(Protocol):
-    """What the cache must know of a request: its tokens, and what separates it from or ties it to others."""
+    """What the cache must know of a request: its tokens, and what separates it from or ties it to
+    others.
+    """
 
     request_id: str
     cache_salt: str
@@ -53,7 +56,8 @@ _EMPTY = Match(nodes=np.zeros(0, np.int32), hit=0, reach=())
 class Lookup:
     """What a probe found for a request. All counts are tokens.
 
-    hit: can be resumed there. matched: the growing groups have that much. remembered: keys known once, ghosts included.
+    hit: can be resumed there. matched: the growing groups have that much. remembered: keys known
+        once, ghosts included.
     promised: a step in flight will make a longer hit possible.
     """
 
@@ -66,7 +70,9 @@ class Lookup:
 
 @dataclass(eq=False)
 class _Row:
-    """A running request. ``shared``: tokens that growing groups had at admission. ``junctions``: checkpoints it owes others."""
+    """A running request. ``shared``: tokens that growing groups had at admission. ``junctions``:
+    checkpoints it owes others.
+    """
 
     request: CachedRequest
     row: int
@@ -76,9 +82,11 @@ class _Row:
 
 
 class KVCacheManager:
-    """One per engine. ``enable_prefix_caching=False`` runs the same code and finds and publishes nothing.
+    """One per engine. ``enable_prefix_caching=False`` runs the same code and finds and publishes
+    nothing.
 
-    hash_seed: per-server secret. model_digest: whatever else changes the bytes (weights, dtype, layout version).
+    hash_seed: per-server secret. model_digest: whatever else changes the bytes (weights, dtype,
+        layout version).
     """
 
     def __init__(
@@ -104,7 +112,8 @@ class KVCacheManager:
         self._scheduled = np.zeros(max_num_seqs, np.int64)
         self._last_step = np.full(max_num_seqs, _NO_STEP, np.int64)
         self._peak_bytes = np.zeros(max_num_seqs, np.int64)
-        # Rows that share no block they may write into, and rows that leave checkpoints behind while decoding.
+        # Rows that share no block they may write into, and rows that leave checkpoints behind while
+        # decoding.
         self._settled, self._rolling = np.zeros(max_num_seqs, bool), np.zeros(max_num_seqs, bool)
         # The first start at which decoding needs the cache.
         self._due = np.zeros(max_num_seqs, np.int64)
@@ -113,40 +122,61 @@ class KVCacheManager:
         self._next_mark = np.full(max_num_seqs, NEVER, np.int64)
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
         self._resting: list[tuple[int, int]] = []
-        # What steps in flight will make resumable: the keys of a request, and the units after which it will be.
+        # What steps in flight will make resumable: the keys of a request, and the units after which
+        # it will be.
         self._owed: dict[str, list[tuple[np.ndarray, Sequence[int]]]] = {}
 
-    # -- probes ------------------------------------------------------------------------------------------------------------
+    # -- probes ------------------------------------------------------------------------------------
 
     def keys(self, request: CachedRequest, n: int) -> np.ndarray:
-        """Keys (KEY) of the whole units of the first ``n`` tokens, made once and kept on the request."""
+        """Keys (KEY) of the whole units of the first ``n`` tokens, made once and kept on the
+        request.
+        """
         if len(request.unit_keys) * self._unit + self._unit <= n:
             root = root_key(self._digest, request.cache_salt.encode(), seed=self._seed)
-            request.unit_keys = self._hasher.extend(request.unit_keys, request.token_ids(0, n), root=root)
+            request.unit_keys = self._hasher.extend(
+                request.unit_keys, request.token_ids(0, n), root=root
+            )
         return request.unit_keys[: n // self._unit]
 
     def lookup(self, request: CachedRequest) -> Lookup:
-        """How much of a request the cache has. At least its last token remains to be computed. Changes nothing but keys."""
+        """How much of a request the cache has. At least its last token remains to be computed.
+        Changes nothing but keys.
+        """
         if not self._caching:
             return Lookup(match=_EMPTY, hit=0, matched=0, remembered=0, promised=False)
         known = request.num_tokens
         keys, limit = self.keys(request, known), (known - 1) // self._unit
         match = self.coordinator.lookup(keys, limit)
         remembered = self.coordinator.index.ghost_match(keys, match.matched)
-        promised = any(self._owes(*owed, keys[:limit], match.hit) for given in self._owed.values() for owed in given)
+        promised = any(
+            self._owes(*owed, keys[:limit], match.hit)
+            for given in self._owed.values()
+            for owed in given
+        )
         return Lookup(
-            match=match, hit=match.hit * self._unit, matched=match.matched * self._unit,
-            remembered=remembered * self._unit, promised=promised,
-        )  # fmt: skip
+            match=match,
+            hit=match.hit * self._unit,
+            matched=match.matched * self._unit,
+            remembered=remembered * self._unit,
+            promised=promised,
+        )
 
     @staticmethod
     def _owes(owed: np.ndarray, ends: Sequence[int], keys: np.ndarray, hit: int) -> bool:
-        """Will a hit of more than ``hit`` units be possible? What differs at the first end behind it differs for good."""
+        """Will a hit of more than ``hit`` units be possible? What differs at the first end behind
+        it differs for good.
+        """
         at = bisect_right(ends, hit)
-        return at < len(ends) and ends[at] <= len(keys) and owed[ends[at] - 1].tobytes() == keys[ends[at] - 1].tobytes()
+        return (
+            at < len(ends)
+            and ends[at] <= len(keys)
+            and owed[ends[at] - 1].tobytes() == keys[ends[at] - 1].tobytes()
+        )
 
     def check_capacity(self, tokens: int) -> None:
-        """Raise CapacityError, with the arithmetic, where a request of ``tokens`` tokens could never be served alone.
+        """Raise CapacityError, with the arithmetic, where a request of ``tokens`` tokens could
+        never be served alone.
 
         Charged: what its laws can need, and one block per group for a shared block being copied.
         """
@@ -155,13 +185,14 @@ class KVCacheManager:
         if slabs > arena.num_slabs:
             need, have = slabs * arena.slab_units, arena.num_slabs * arena.slab_units
             parts = " + ".join(
-                f"{count} pages of {group.page_units * arena.unit_bytes:,} B ({group.group.law.describe()})"
+                f"{count} pages of {group.page_units * arena.unit_bytes:,} B"
+                f" ({group.group.law.describe()})"
                 for count, group in zip(pages, self.layout.groups, strict=True)
             )
             raise CapacityError(
-                f"a request of {tokens:,} tokens needs {parts}: {slabs} slabs = {need * arena.unit_bytes:,} B, "
-                f"but the cache has {arena.num_slabs} slabs = {have * arena.unit_bytes:,} B; "
-                "raise kv_memory or lower max_tokens"
+                f"a request of {tokens:,} tokens needs {parts}: {slabs} slabs ="
+                f" {need * arena.unit_bytes:,} B, but the cache has {arena.num_slabs} slabs ="
+                f" {have * arena.unit_bytes:,} B; raise kv_memory or lower max_tokens"
             )
 
     def explain(self, request: CachedRequest, found: Lookup | None = None) -> HitExplanation:
@@ -169,7 +200,9 @@ class KVCacheManager:
         found, groups = found or self.lookup(request), self.coordinator.groups
         laws = [group.law.describe() for group in groups]
         limit = floor_to(request.num_tokens - 1, self._unit)
-        reach = tuple((law, units * self._unit) for law, units in zip(laws, found.match.reach, strict=False))
+        reach = tuple(
+            (law, units * self._unit) for law, units in zip(laws, found.match.reach, strict=False)
+        )
         least = min((tokens for _, tokens in reach), default=0)
         short = tuple(law for law, tokens in reach if tokens == least and tokens < limit)
         if not self._caching:
@@ -182,14 +215,24 @@ class KVCacheManager:
             reason = f"no checkpoint between tokens {found.hit} and {found.matched} for {whom}"
         elif found.remembered > found.matched:
             cause = MissCause.EVICTED
-            reason = f"tokens {found.matched} to {found.remembered} were cached and have been evicted"
+            reason = (
+                f"tokens {found.matched} to {found.remembered} were cached and have been evicted"
+            )
         else:
             cause = MissCause.NEVER_CACHED
-            reason = f"never cached: the key differs in tokens {found.matched} to {found.matched + self._unit}"
+            reason = (
+                f"never cached: the key differs in tokens {found.matched} to"
+                f" {found.matched + self._unit}"
+            )
         return HitExplanation(
-            prompt_tokens=request.num_tokens, hit_tokens=found.hit, matched_tokens=found.matched,
-            reach=reach, limited_by=short, cause=cause, reason=reason,
-        )  # fmt: skip
+            prompt_tokens=request.num_tokens,
+            hit_tokens=found.hit,
+            matched_tokens=found.matched,
+            reach=reach,
+            limited_by=short,
+            cause=cause,
+            reason=reason,
+        )
 
     def row(self, request: CachedRequest) -> int:
         """The table row of a running request."""
@@ -212,10 +255,11 @@ class KVCacheManager:
         """Does the request have a row?"""
         return request.request_id in self._rows
 
-    # -- operations --------------------------------------------------------------------------------------------------------
+    # -- operations --------------------------------------------------------------------------------
 
     def admit(self, request: CachedRequest, found: Lookup, *, cold: bool = False) -> bool:
-        """Give a request a row and its hit, if its whole prompt fits beside what running requests still need.
+        """Give a request a row and its hit, if its whole prompt fits beside what running requests
+        still need.
 
         False, and nothing changed, where it does not. cold: ignore the cache, and keep out of it.
         """
@@ -233,17 +277,22 @@ class KVCacheManager:
         hit = match.hit * self._unit
         junctions = tuple(n for n in {found.matched, found.remembered} if n > hit)
         self._rows[request.request_id] = self._by_row[row] = _Row(
-            request=request, row=row, shared=match.matched * self._unit, junctions=junctions,
+            request=request,
+            row=row,
+            shared=match.matched * self._unit,
+            junctions=junctions,
             publishes=self._caching and not cold,
-        )  # fmt: skip
+        )
         self._enter(self._by_row[row], hit)
         self._next_wanted[row] = self._first_wanted(self._by_row[row])
         return True
 
     def fork(self, source: CachedRequest, request: CachedRequest) -> bool:
-        """Give ``request``, whose tokens begin with the computed ones of ``source``, a row on the same pages.
+        """Give ``request``, whose tokens begin with the computed ones of ``source``, a row on the
+        same pages.
 
-        Whoever writes into a shared page copies it first. False, and nothing changed, where no row is free.
+        Whoever writes into a shared page copies it first. False, and nothing changed, where no row
+        is free.
         """
         if not self._free_rows:
             return False
@@ -253,8 +302,12 @@ class KVCacheManager:
         self.coordinator.fork(origin.row, row, n)
         request.unit_keys, request.num_cached_tokens = source.unit_keys, source.num_cached_tokens
         self._rows[request.request_id] = self._by_row[row] = _Row(
-            request=request, row=row, shared=origin.shared, junctions=(), publishes=origin.publishes,
-        )  # fmt: skip
+            request=request,
+            row=row,
+            shared=origin.shared,
+            junctions=(),
+            publishes=origin.publishes,
+        )
         self._enter(self._by_row[row], n)
         self._next_wanted[row] = NEVER
         self._due[origin.row] = n
@@ -269,9 +322,11 @@ class KVCacheManager:
         self._peak_bytes[row.row] = self._held_bytes(row.row)
 
     def _demand(self, row: int, tokens: int) -> list[int]:
-        """Pages per bucket that a new row, unfinished prompts, and the rings of all running rows will still ask for.
+        """Pages per bucket that a new row, unfinished prompts, and the rings of all running rows
+        will still ask for.
 
-        A ring that is not full now fills again, so that running requests never lose to one that came after them.
+        A ring that is not full now fills again, so that running requests never lose to one that
+        came after them.
         """
         self._known[row], self._computed[row], self._scheduled[row] = tokens, -1, 0
         rows = self._known.nonzero()[0]
@@ -280,11 +335,17 @@ class KVCacheManager:
         wanted = []
         for group in self.coordinator.groups:
             missing = group.missing(rows, group.layout.most_pages(known))
-            wanted.append(int((missing[unfinished] if group.layout.fixed is None else missing).sum()))
+            wanted.append(
+                int((missing[unfinished] if group.layout.fixed is None else missing).sum())
+            )
         return pages_by_bucket(self.layout, wanted)
 
-    def extend(self, request: CachedRequest, stop: int, step: int, *, checkpoints: bool = True) -> bool:
-        """Take the pages that computing up to ``stop`` tokens writes. False, and nothing changed, where they do not fit."""
+    def extend(
+        self, request: CachedRequest, stop: int, step: int, *, checkpoints: bool = True
+    ) -> bool:
+        """Take the pages that computing up to ``stop`` tokens writes. False, and nothing changed,
+        where they do not fit.
+        """
         row = self._rows[request.request_id]
         start, rows = int(self._scheduled[row.row]), np.array([row.row])
         if stop - start == 1 and self._decodes(rows, self._scheduled[rows])[0]:
@@ -295,7 +356,9 @@ class KVCacheManager:
         marks: tuple[int, ...] = ()
         if checkpoints and row.publishes and self.coordinator.bounded:
             hints = (*row.junctions, *request.marks)
-            marks = self.checkpoints.positions(start=start, stop=stop, known=request.num_tokens, marks=hints)
+            marks = self.checkpoints.positions(
+                start=start, stop=stop, known=request.num_tokens, marks=hints
+            )
         plans = self.coordinator.plan(row.row, start, stop, marks=marks, shared=row.shared)
         if not self.coordinator.extend(plans, step):
             return False
@@ -311,24 +374,32 @@ class KVCacheManager:
         return True
 
     def decode(self, rows: np.ndarray, step: int) -> np.ndarray:
-        """Plan one more token of these rows, taking the pages it is written to in one go. Bool [R]: is it planned?
+        """Plan one more token of these rows, taking the pages it is written to in one go. Bool [R]:
+        is it planned?
 
-        The others, of which nothing changed, must be extended one by one: all that need pages where not all of those fit, and
-        rows that owe a lasting checkpoint or share the block they write into.
+        The others, of which nothing changed, must be extended one by one: all that need pages where
+        not all of those fit, and rows that owe a lasting checkpoint or share the block they write
+        into.
         """
         start = self._scheduled[rows]
         planned = self._due[rows] > start
         if np.count_nonzero(planned) < len(rows):
             due = np.flatnonzero(~planned)
             together = due[self._decodes(rows[due], start[due])]
-            planned[together] = self._decode(rows[together], start[together], step, checkpoints=True)
+            planned[together] = self._decode(
+                rows[together], start[together], step, checkpoints=True
+            )
             rows, start = rows[planned], start[planned]
         self._scheduled[rows], self._last_step[rows] = start + 1, step
         return planned
 
     def _decodes(self, rows: np.ndarray, start: np.ndarray) -> np.ndarray:
-        """Bool [R]: rows whose next token completes no checkpoint and goes into a block that is theirs, or new."""
-        return self._settled[rows] & (self._next_wanted[rows] != start + 1) & ~self._completes(start)
+        """Bool [R]: rows whose next token completes no checkpoint and goes into a block that is
+        theirs, or new.
+        """
+        return (
+            self._settled[rows] & (self._next_wanted[rows] != start + 1) & ~self._completes(start)
+        )
 
     def _completes(self, start: np.ndarray) -> np.ndarray:
         return self.checkpoints.completes(start) & bool(self._caching and self.coordinator.bounded)
@@ -337,7 +408,9 @@ class KVCacheManager:
         rolls = self._rolling[rows] & self.checkpoints.rolls(start) & checkpoints
         if not self.coordinator.decode(rows, start, step, rolls):
             return False
-        self._peak_bytes[rows] = np.maximum(self._peak_bytes[rows], self.coordinator.table_bytes(rows))
+        self._peak_bytes[rows] = np.maximum(
+            self._peak_bytes[rows], self.coordinator.table_bytes(rows)
+        )
         self._look_ahead(rows, start + 1)
         return True
 
@@ -349,7 +422,9 @@ class KVCacheManager:
         self._due[rows] = due
 
     def _first_wanted(self, row: _Row) -> int:
-        """The first checkpoint behind what is scheduled, of those that do not depend on the cutting into steps."""
+        """The first checkpoint behind what is scheduled, of those that do not depend on the cutting
+        into steps.
+        """
         if not (row.publishes and self.coordinator.bounded):
             return NEVER
         hints = (*row.junctions, *row.request.marks, row.request.num_tokens - 1)
@@ -357,7 +432,9 @@ class KVCacheManager:
         return min((mark for mark in behind if mark > self._scheduled[row.row]), default=NEVER)
 
     def _announce(self, row: _Row, start: int, stop: int, marks: Sequence[int]) -> None:
-        """Note which prefixes can be resumed once this step is received, for requests that had better wait."""
+        """Note which prefixes can be resumed once this step is received, for requests that had
+        better wait.
+        """
         keys = self.keys(row.request, stop)
         ends: Sequence[int] = [mark // self._unit for mark in marks]
         if not self.coordinator.bounded:
@@ -366,9 +443,11 @@ class KVCacheManager:
             self._owed.setdefault(row.request.request_id, []).append((keys, ends))
 
     def commit(self, rows: np.ndarray, stop: np.ndarray) -> None:
-        """The step that computed rows up to ``stop`` tokens has been received: what it wrote is valid and may be shared.
+        """The step that computed rows up to ``stop`` tokens has been received: what it wrote is
+        valid and may be shared.
 
-        Parts of prompts are published, and whatever completes a checkpoint; generated tokens when the request leaves.
+        Parts of prompts are published, and whatever completes a checkpoint; generated tokens when
+        the request leaves.
         """
         several = stop - self._computed[rows] > 1
         self._computed[rows] = stop
@@ -380,7 +459,9 @@ class KVCacheManager:
                 self._publish(row, int(stop[index]))
 
     def _publish(self, row: _Row, n: int) -> None:
-        """Publish the first ``n`` tokens; pages given up wait only where a later step of the row is in flight."""
+        """Publish the first ``n`` tokens; pages given up wait only where a later step of the row is
+        in flight.
+        """
         step = int(self._last_step[row.row]) if self._scheduled[row.row] > n else None
         self.coordinator.publish(row.row, self.keys(row.request, n), step)
         for mark, promises in self.coordinator.take_promises(row.row, n).items():
@@ -391,8 +472,11 @@ class KVCacheManager:
         self._next_mark[row.row] = self.coordinator.next_promise(row.row)
         self._due[row.row] = self._scheduled[row.row]
 
-    def free(self, request: CachedRequest, *, in_flight: bool = False, publish: bool = True) -> None:
-        """End a request's stay: publish what it has, as a place to resume where possible, and let its pages go.
+    def free(
+        self, request: CachedRequest, *, in_flight: bool = False, publish: bool = True
+    ) -> None:
+        """End a request's stay: publish what it has, as a place to resume where possible, and let
+        its pages go.
 
         in_flight: a step that has not been received may still touch the pages; they wait for it.
         publish: False where what was written cannot be trusted.
@@ -417,7 +501,11 @@ class KVCacheManager:
         self._publish(row, computed)
         for end in (floor_to(computed, self._unit), int(self.coordinator.kept_at[row.row])):
             planned = int(self._scheduled[row.row])
-            promises = self.coordinator.promise(row.row, planned, end) if end and self.coordinator.bounded else None
+            promises = (
+                self.coordinator.promise(row.row, planned, end)
+                if end and self.coordinator.bounded
+                else None
+            )
             if promises is not None:
                 self.coordinator.claim(row.row, end, promises)
                 return
@@ -432,13 +520,15 @@ class KVCacheManager:
         """Forget every cached prefix that no running request stands on."""
         self.coordinator.index.clear()
 
-    # -- the step plan -----------------------------------------------------------------------------------------------------
+    # -- the step plan -----------------------------------------------------------------------------
 
     def scheduled_tokens(self, rows: np.ndarray) -> np.ndarray:
         """Tokens whose steps have been planned, per row."""
         return self._scheduled[rows]
 
-    def plan_step(self, rows: np.ndarray, start: np.ndarray, query_start: np.ndarray) -> tuple[GroupStep, ...]:
+    def plan_step(
+        self, rows: np.ndarray, start: np.ndarray, query_start: np.ndarray
+    ) -> tuple[GroupStep, ...]:
         """Every group's part of a step over ``rows``, after their extensions."""
         step = StepRows(rows, start, query_start)
         return tuple(group.group_step(step) for group in self.coordinator.groups)
@@ -448,10 +538,12 @@ class KVCacheManager:
         jobs, self.coordinator.jobs = tuple(self.coordinator.jobs), []
         return jobs
 
-    # -- reports -----------------------------------------------------------------------------------------------------------
+    # -- reports -----------------------------------------------------------------------------------
 
     def _held_bytes(self, row: int) -> int:
-        units = sum(group.num_held(row) * group.layout.page_units for group in self.coordinator.groups)
+        units = sum(
+            group.num_held(row) * group.layout.page_units for group in self.coordinator.groups
+        )
         return units * self.layout.arena.unit_bytes
 
     def report(self, request_id: str) -> CacheReport:
@@ -463,19 +555,31 @@ class KVCacheManager:
         for group in self.coordinator.groups:
             layout, blocks = group.layout, group.num_blocks(row.row)
             streams = [member.stream for member in layout.group.members]
-            groups.append(GroupReport(
-                law=group.law.describe(), layers=layout.group.layers, block_tokens=layout.block_tokens, blocks=blocks,
-                bytes=blocks * layout.page_units * self.layout.arena.unit_bytes,
-                uniform_bytes=sum(computed // stream.stride * stream.entry_bytes for stream in streams),
-            ))  # fmt: skip
+            groups.append(
+                GroupReport(
+                    law=group.law.describe(),
+                    layers=layout.group.layers,
+                    block_tokens=layout.block_tokens,
+                    blocks=blocks,
+                    bytes=blocks * layout.page_units * self.layout.arena.unit_bytes,
+                    uniform_bytes=sum(
+                        computed // stream.stride * stream.entry_bytes for stream in streams
+                    ),
+                )
+            )
         return CacheReport(
-            tokens=computed, cached_tokens=row.request.num_cached_tokens, groups=tuple(groups),
+            tokens=computed,
+            cached_tokens=row.request.num_cached_tokens,
+            groups=tuple(groups),
             peak_bytes=int(self._peak_bytes[row.row]),
-        )  # fmt: skip
+        )
 
     def check(self) -> None:
         """Assert every invariant, from scratch."""
         self.coordinator.check()
-        assert len(self._rows) + len(self._free_rows) + len(self._resting) == self.coordinator.groups[0].table.shape[0]
+        assert (
+            len(self._rows) + len(self._free_rows) + len(self._resting)
+            == self.coordinator.groups[0].table.shape[0]
+        )
         assert (self._computed <= self._scheduled).all()
         assert sorted(row.row for row in self._rows.values()) == sorted(self._by_row)

@@ -1,18 +1,22 @@
 """The prefix index: which pages hold which prefix.
 
-Owns a tree of *nodes*, one per hash unit of one chain, kept as arrays. A node carries one page (or none) per *lane*: a
-group whose blocks are at least a hash unit long has one lane, a group with smaller blocks one for every block of the
-unit. Knows pages and keys; knows no laws, no tokens and no requests.
+Owns a tree of *nodes*, one per hash unit of one chain, kept as arrays. A node carries one page (or
+none) per *lane*: a group whose blocks are at least a hash unit long has one lane, a group with
+smaller blocks one for every block of the unit. Knows pages and keys; knows no laws, no tokens and
+no requests.
 
 Two rules make every question cheap:
 
-- *Growing* lanes (of groups that never let go) have a page at every node, and a node goes only after its children. So
-  presence along a chain is monotone, and the longest match is found by galloping.
-- *Bounded* lanes have pages only where a **resume point** claims them: a node at which a request can go on. A claimed page
-  stays until its last claim is dropped, so a resume point that is present is whole.
+- *Growing* lanes (of groups that never let go) have a page at every node, and a node goes only
+  after its children. So presence along a chain is monotone, and the longest match is found by
+  galloping.
+- *Bounded* lanes have pages only where a **resume point** claims them: a node at which a request
+  can go on. A claimed page stays until its last claim is dropped, so a resume point that is present
+  is whole.
 
-The victim of an eviction is a resume tail: the nodes behind the last resume point or fork, all groups together. A
-resume point inside a longer chain loses its claims only. Evicted keys stay for a while as *ghosts*, without bytes.
+The victim of an eviction is a resume tail: the nodes behind the last resume point or fork, all
+groups together. A resume point inside a longer chain loses its claims only. Evicted keys stay for a
+while as *ghosts*, without bytes.
 """
 
 from __future__ import annotations
@@ -34,7 +38,9 @@ ROOT = -1
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Claim:
-    """Pages in bounded lanes that a resume point needs: ``pages[i]`` at ``(lanes[i], nodes[i])``, no place twice. int32."""
+    """Pages in bounded lanes that a resume point needs: ``pages[i]`` at ``(lanes[i], nodes[i])``,
+    no place twice. int32.
+    """
 
     lanes: np.ndarray
     nodes: np.ndarray
@@ -44,7 +50,8 @@ class Claim:
 class PrefixIndex:
     """Tree of hash units with the pages that hold them.
 
-    bounded: for every lane whether its group's law lets go. max_nodes, max_ghosts: bounds on bookkeeping, not on bytes.
+    bounded: for every lane whether its group's law lets go. max_nodes, max_ghosts: bounds on
+        bookkeeping, not on bytes.
     """
 
     def __init__(
@@ -58,8 +65,12 @@ class PrefixIndex:
     ) -> None:
         self._pool = pool
         self._policy = policy or LeastRecentlyUsed()
-        self._growing = np.array([lane for lane, lets_go in enumerate(bounded) if not lets_go], np.int32)
-        self._bounded = np.array([lane for lane, lets_go in enumerate(bounded) if lets_go], np.int32)
+        self._growing = np.array(
+            [lane for lane, lets_go in enumerate(bounded) if not lets_go], np.int32
+        )
+        self._bounded = np.array(
+            [lane for lane, lets_go in enumerate(bounded) if lets_go], np.int32
+        )
         self._max_nodes, self._max_ghosts = max_nodes, max_ghosts
         self._node_of: dict[bytes, int] = {}
         self._key_of: dict[int, bytes] = {}
@@ -79,7 +90,8 @@ class PrefixIndex:
         self._depth = np.zeros(capacity, np.int32)
         self._hits = np.zeros(capacity, np.int32)
         self._last_use = np.zeros(capacity, np.int64)
-        # First node of the run of consecutive numbers, each the parent of the next, that a node is in.
+        # First node of the run of consecutive numbers, each the parent of the next, that a node is
+        # in.
         self._head = np.zeros(capacity, np.int32)
         self.pages = np.full((lanes, capacity), NO_PAGE, np.int32)
         self._claimed = np.zeros((lanes, capacity), np.int32)
@@ -87,13 +99,24 @@ class PrefixIndex:
 
     def _grow(self) -> None:
         old = len(self._parent)
-        for name in ("_parent", "_children", "_users", "_depth", "_hits", "_last_use", "_head", "_resumes"):
+        for name in (
+            "_parent",
+            "_children",
+            "_users",
+            "_depth",
+            "_hits",
+            "_last_use",
+            "_head",
+            "_resumes",
+        ):
             array = getattr(self, name)
             setattr(self, name, np.concatenate([array, np.zeros_like(array)]))
         self.pages = np.concatenate([self.pages, np.full_like(self.pages, NO_PAGE)], axis=1)
         self._claimed = np.concatenate([self._claimed, np.zeros_like(self._claimed)], axis=1)
         free = self._free[: self._num_free]
-        self._free = np.concatenate([np.arange(2 * old - 1, old - 1, -1, dtype=np.int32), free, np.zeros_like(free)])
+        self._free = np.concatenate(
+            [np.arange(2 * old - 1, old - 1, -1, dtype=np.int32), free, np.zeros_like(free)]
+        )
         self._num_free += old
 
     def __len__(self) -> int:
@@ -114,10 +137,12 @@ class PrefixIndex:
         """True where the bookkeeping bound asks for an eviction before the next insertion."""
         return len(self._node_of) >= self._max_nodes
 
-    # -- questions (none of them changes anything) -------------------------------------------------------------------------
+    # -- questions (none of them changes anything) -------------------------------------------------
 
     def match(self, keys: np.ndarray, start: int = 0) -> np.ndarray:
-        """Nodes (int32) of the longest present prefix of ``keys`` (KEY [K]), without the first ``start``, which are present."""
+        """Nodes (int32) of the longest present prefix of ``keys`` (KEY [K]), without the first
+        ``start``, which are present.
+        """
         known, low, step = self._node_of, start, 1
         while low + step <= len(keys) and keys[low + step - 1].tobytes() in known:
             low, step = low + step, step * 2
@@ -125,7 +150,11 @@ class PrefixIndex:
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if keys[middle - 1].tobytes() in known else (low, middle)
-        return self._path(known[keys[low - 1].tobytes()], low - start) if low > start else np.zeros(0, np.int32)
+        return (
+            self._path(known[keys[low - 1].tobytes()], low - start)
+            if low > start
+            else np.zeros(0, np.int32)
+        )
 
     def _path(self, node: int, count: int) -> np.ndarray:
         """The last ``count`` nodes of the chain that ends at ``node``."""
@@ -151,7 +180,7 @@ class PrefixIndex:
         """True where a resume point's claims are held at this node."""
         return node in self._claims
 
-    # -- growing -----------------------------------------------------------------------------------------------------------
+    # -- growing -----------------------------------------------------------------------------------
 
     def insert(self, parent: int, keys: np.ndarray, pages: np.ndarray) -> np.ndarray:
         """Append new nodes below ``parent`` (a node or ROOT), one chain; returns them (int32).
@@ -177,7 +206,9 @@ class PrefixIndex:
         breaks = np.flatnonzero(nodes != parents + 1)
         first = nodes[0] if parent == ROOT or nodes[0] != parent + 1 else self._head[parent]
         heads = np.concatenate([[first], nodes[breaks[breaks > 0]]])
-        self._head[nodes] = heads[np.searchsorted(breaks[breaks > 0], np.arange(count), side="right")]
+        self._head[nodes] = heads[
+            np.searchsorted(breaks[breaks > 0], np.arange(count), side="right")
+        ]
         listed = nodes.tolist()
         self._node_of.update(zip(named, listed, strict=True))
         assert len(self._node_of) == before + count, "a key is inserted once"
@@ -190,7 +221,9 @@ class PrefixIndex:
         return nodes
 
     def claim(self, node: int, claim: Claim) -> None:
-        """Make ``node`` a resume point that needs ``claim``. Places that have a page already keep it."""
+        """Make ``node`` a resume point that needs ``claim``. Places that have a page already keep
+        it.
+        """
         assert node not in self._claims, "a resume point is claimed once"
         assert (claim.pages != NO_PAGE).all()
         missing = self.pages[claim.lanes, claim.nodes] == NO_PAGE
@@ -219,10 +252,12 @@ class PrefixIndex:
             self._users[node] -= 1
             self._offer(node)
 
-    # -- shrinking ---------------------------------------------------------------------------------------------------------
+    # -- shrinking ---------------------------------------------------------------------------------
 
     def offer_chain(self, nodes: np.ndarray) -> None:
-        """Rank a chain's leaf and resume points anew, after its last use; among equals the leaf goes first."""
+        """Rank a chain's leaf and resume points anew, after its last use; among equals the leaf
+        goes first.
+        """
         for node in nodes[self._resumes[nodes] | (self._children[nodes] == 0)][::-1].tolist():
             self._offer(node)
 
@@ -258,7 +293,12 @@ class PrefixIndex:
             if parent == ROOT:
                 return
             self._children[parent] -= 1
-            if self._children[parent] or self._users[parent] or parent in self._claims or not len(self._bounded):
+            if (
+                self._children[parent]
+                or self._users[parent]
+                or parent in self._claims
+                or not len(self._bounded)
+            ):
                 self._offer(parent)
                 return
             node = parent
@@ -291,7 +331,9 @@ class PrefixIndex:
         """Enter a node that could be a victim: a leaf nobody ends on, or a resume point."""
         if (self._children[node] == 0 and self._users[node] == 0) or node in self._claims:
             rank = self._policy.rank(
-                last_use=int(self._last_use[node]), depth=int(self._depth[node]), hits=int(self._hits[node])
+                last_use=int(self._last_use[node]),
+                depth=int(self._depth[node]),
+                hits=int(self._hits[node]),
             )
             self._queue.put(node, rank)
 
@@ -310,7 +352,9 @@ class PrefixIndex:
         moved.apply(self.pages)
 
     def check(self, others: np.ndarray) -> None:
-        """Assert the tree's invariants from scratch. ``others``: pages that somebody else uses, too, once per use."""
+        """Assert the tree's invariants from scratch. ``others``: pages that somebody else uses,
+        too, once per use.
+        """
         live = np.array(sorted(self._key_of), np.int64)
         assert len(self._node_of) == len(live)
         counted = np.zeros_like(self._children)
@@ -325,7 +369,9 @@ class PrefixIndex:
         assert (claimed == self._claimed).all(), "claims are counted"
         growing, bounded = self.pages[self._growing], self.pages[self._bounded]
         assert (growing[:, live] != NO_PAGE).all(), "a growing lane has a page at every node"
-        assert ((bounded != NO_PAGE) == (self._claimed[self._bounded] > 0)).all(), "bounded pages are claimed pages"
+        assert ((bounded != NO_PAGE) == (self._claimed[self._bounded] > 0)).all(), (
+            "bounded pages are claimed pages"
+        )
         uses = np.concatenate([growing[:, live].reshape(-1), bounded[bounded != NO_PAGE], others])
         pages, times = np.unique(uses, return_counts=True)
         assert (self._pool.uses(pages) == times).all(), "the pool counts every use by the index"

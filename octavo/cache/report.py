@@ -11,7 +11,9 @@ from enum import StrEnum
 
 @dataclass(frozen=True, kw_only=True)
 class GroupReport:
-    """What one request held of one group. ``uniform_bytes``: what its layers would hold if they never let go."""
+    """What one request held of one group. ``uniform_bytes``: what its layers would hold if they
+    never let go.
+    """
 
     law: str
     layers: tuple[int, ...]
@@ -23,7 +25,8 @@ class GroupReport:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheReport:
-    """What one request of ``tokens`` computed tokens held, ``cached_tokens`` of them found rather than computed.
+    """What one request of ``tokens`` computed tokens held, ``cached_tokens`` of them found rather
+    than computed.
 
     peak_bytes: most bytes it held at any step, steps' transients included.
     """
@@ -58,8 +61,9 @@ class MissCause(StrEnum):
 class HitExplanation:
     """Why a prompt of ``prompt_tokens`` hit ``hit_tokens``.
 
-    matched_tokens: longest prefix that the growing groups have. reach: tokens that every group alone would have allowed, by the
-    group's law. limited_by: laws of the groups that lowered the hit. cause: one word. reason: one sentence.
+    matched_tokens: longest prefix that the growing groups have. reach: tokens that every group
+    alone would have allowed, by the group's law. limited_by: laws of the groups that lowered the
+    hit. cause: one word. reason: one sentence.
     """
 
     prompt_tokens: int

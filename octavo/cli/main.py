@@ -1,7 +1,7 @@
 """The ``octavo`` command: options, help, and what goes wrong in one line.
 
-Owns the command line's shape and its exit codes: 0 done, 1 something that must hold did not, 2 wrong input. Knows no torch:
-commands import what they need when they run.
+Owns the command line's shape and its exit codes: 0 done, 1 something that must hold did not, 2
+wrong input. Knows no torch: commands import what they need when they run.
 """
 
 from __future__ import annotations
@@ -29,22 +29,38 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="Directory with safetensors, .gguf file, or Hub id.")]
+Model = Annotated[
+    str, typer.Argument(metavar="MODEL", help="Directory with safetensors, .gguf file, or Hub id.")
+]
 Dtype = Annotated[str, typer.Option(help="auto, float32 or bfloat16.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Length = Annotated[
-    int | None, typer.Option(help="Most tokens of prompt and output. Default: the model's own limit.", show_default=False)
+    int | None,
+    typer.Option(
+        help="Most tokens of prompt and output. Default: the model's own limit.", show_default=False
+    ),
 ]
 Seqs = Annotated[int, typer.Option(help="Most requests in one step.")]
 Budget = Annotated[int, typer.Option(help="Most tokens computed in one step.")]
 Seed = Annotated[int | None, typer.Option(help="Makes sampling repeatable.", show_default=False)]
 Memory = Annotated[
-    str | None, typer.Option(help="Memory for the cache, such as 2GiB. Default: a share of what is free.", show_default=False)
+    str | None,
+    typer.Option(
+        help="Memory for the cache, such as 2GiB. Default: a share of what is free.",
+        show_default=False,
+    ),
 ]
-KvCacheDtype = Annotated[str, typer.Option(help="Of keys, values and latents: auto, fp32, bf16, fp16 or fp8.")]
-IndexerCacheDtype = Annotated[str, typer.Option(help="Of index keys: auto (as the others), fp32, bf16, fp16, fp8 or fp4.")]
+KvCacheDtype = Annotated[
+    str, typer.Option(help="Of keys, values and latents: auto, fp32, bf16, fp16 or fp8.")
+]
+IndexerCacheDtype = Annotated[
+    str, typer.Option(help="Of index keys: auto (as the others), fp32, bf16, fp16, fp8 or fp4.")
+]
 Report = Annotated[
-    bool, typer.Option("--report", help="Show what the cache held: by layers' kind, and beside one uniform cache.")
+    bool,
+    typer.Option(
+        "--report", help="Show what the cache held: by layers' kind, and beside one uniform cache."
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 
@@ -57,7 +73,9 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def _root(
-    version: Annotated[bool, typer.Option("--version", help="Show the version.", callback=_version, is_eager=True)] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version.", callback=_version, is_eager=True)
+    ] = False,
 ) -> None:
     """Long-context inference on a hybrid KV cache manager."""
 
@@ -65,23 +83,36 @@ def _root(
 @app.command()
 def generate(
     model: Model,
-    prompt: Annotated[str, typer.Option("--prompt", "-p", help="Text to continue; - reads standard input.")],
-    max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", help="Most tokens to generate.")] = 128,
+    prompt: Annotated[
+        str, typer.Option("--prompt", "-p", help="Text to continue; - reads standard input.")
+    ],
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", "-n", help="Most tokens to generate.")
+    ] = 128,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.0,
-    top_p: Annotated[float, typer.Option(help="Sample among the likeliest tokens that reach this probability.")] = 1.0,
-    top_k: Annotated[int, typer.Option(help="Sample among this many likeliest tokens; 0 is all.")] = 0,
+    top_p: Annotated[
+        float, typer.Option(help="Sample among the likeliest tokens that reach this probability.")
+    ] = 1.0,
+    top_k: Annotated[
+        int, typer.Option(help="Sample among this many likeliest tokens; 0 is all.")
+    ] = 0,
     seed: Seed = None,
     stop: Annotated[
-        list[str] | None, typer.Option(help="End at this text; may be given several times.", show_default=False)
+        list[str] | None,
+        typer.Option(help="End at this text; may be given several times.", show_default=False),
     ] = None,
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on at the end of the text.")] = False,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Go on at the end of the text.")
+    ] = False,
     dtype: Dtype = "auto",
     device: Device = "auto",
     kv_memory: Memory = None,
     kv_cache_dtype: KvCacheDtype = "auto",
     indexer_cache_dtype: IndexerCacheDtype = "auto",
     max_model_len: Length = None,
-    chat: Annotated[bool, typer.Option("--chat/--no-chat", help="Wrap the prompt in the model's chat template.")] = False,
+    chat: Annotated[
+        bool, typer.Option("--chat/--no-chat", help="Wrap the prompt in the model's chat template.")
+    ] = False,
     report: Report = False,
     json: Json = False,
 ) -> None:
@@ -113,18 +144,34 @@ def generate(
 @app.command()
 def serve(
     model: Model,
-    host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 is every one of this machine.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen at; 0 takes a free one.", min=0, max=65535)] = 8000,
+    host: Annotated[
+        str, typer.Option(help="Address to listen at; 0.0.0.0 is every one of this machine.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(help="Port to listen at; 0 takes a free one.", min=0, max=65535)
+    ] = 8000,
     api_key: Annotated[
-        str | None, typer.Option(envvar="OCTAVO_API_KEY", help="Key that clients must send.", show_default=False)
+        str | None,
+        typer.Option(
+            envvar="OCTAVO_API_KEY", help="Key that clients must send.", show_default=False
+        ),
     ] = None,
     served_model_name: Annotated[
-        str | None, typer.Option(help="What clients call the model. Default: its file's or folder's name.", show_default=False)
+        str | None,
+        typer.Option(
+            help="What clients call the model. Default: its file's or folder's name.",
+            show_default=False,
+        ),
     ] = None,
     chat_template: Annotated[
-        Path | None, typer.Option(help="File with a chat template, for a model without one.", show_default=False)
+        Path | None,
+        typer.Option(
+            help="File with a chat template, for a model without one.", show_default=False
+        ),
     ] = None,
-    max_waiting: Annotated[int, typer.Option(help="Requests that may wait; more are refused with 429.", min=0)] = 256,
+    max_waiting: Annotated[
+        int, typer.Option(help="Requests that may wait; more are refused with 429.", min=0)
+    ] = 256,
     max_body: Annotated[str, typer.Option(help="Largest request body.")] = "32MiB",
     shutdown_timeout: Annotated[
         float, typer.Option(help="Seconds that running requests get to finish at shutdown.", min=0)
@@ -138,11 +185,17 @@ def serve(
     max_num_seqs: Seqs = 64,
     max_num_batched_tokens: Budget = 2048,
     prefix_caching: Annotated[
-        bool, typer.Option("--prefix-caching/--no-prefix-caching", help="Reuse prefixes of earlier prompts.")
+        bool,
+        typer.Option(
+            "--prefix-caching/--no-prefix-caching", help="Reuse prefixes of earlier prompts."
+        ),
     ] = True,
     checkpoint_interval: Annotated[
         int | None,
-        typer.Option(help="Tokens between regular resume points of prefixes, for layers that let go.", show_default=False),
+        typer.Option(
+            help="Tokens between regular resume points of prefixes, for layers that let go.",
+            show_default=False,
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of requests that bring none.")] = 0,
 ) -> None:
@@ -179,10 +232,14 @@ def serve(
 @app.command()
 def bench(
     model: Model,
-    concurrency: Annotated[int, typer.Option("--concurrency", "-c", help="Clients that each wait for their answer.")] = 8,
+    concurrency: Annotated[
+        int, typer.Option("--concurrency", "-c", help="Clients that each wait for their answer.")
+    ] = 8,
     rate: Annotated[
         float | None,
-        typer.Option(help="Requests a second, whether or not earlier ones are answered.", show_default=False),
+        typer.Option(
+            help="Requests a second, whether or not earlier ones are answered.", show_default=False
+        ),
     ] = None,
     requests: Annotated[int, typer.Option(help="Requests in each run.")] = 32,
     input_len: Annotated[int, typer.Option(help="Tokens of every prompt.")] = 512,
@@ -196,10 +253,15 @@ def bench(
     max_model_len: Length = None,
     max_num_seqs: Seqs = 64,
     max_num_batched_tokens: Budget = 2048,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="File for the JSON object.", show_default=False)] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="File for the JSON object.", show_default=False),
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Measure how fast a model answers: tokens a second, time to the first token and between tokens."""
+    """Measure how fast a model answers: tokens a second, time to the first token and between
+    tokens.
+    """
     from octavo.cli.bench import Load, run
 
     load = Load(
@@ -228,7 +290,9 @@ def bench(
 
 @app.command()
 def demo(
-    max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", help="Most tokens to generate in each turn.")] = 48,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", "-n", help="Most tokens to generate in each turn.")
+    ] = 48,
     kv_memory: Memory = None,
     json: Json = False,
 ) -> None:
@@ -242,13 +306,22 @@ def demo(
 def sim(
     seed: Annotated[int, typer.Option(help="First seed.")] = 0,
     count: Annotated[int, typer.Option(help="How many seeds to run, from --seed on.", min=1)] = 1,
-    steps: Annotated[int | None, typer.Option(help="Steps with faults, before healing.", show_default=False, min=1)] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(help="Steps with faults, before healing.", show_default=False, min=1),
+    ] = None,
     model: Annotated[
-        str | None, typer.Option(help="A toy model's name or a config.json. Default: drawn from the seed.", show_default=False)
+        str | None,
+        typer.Option(
+            help="A toy model's name or a config.json. Default: drawn from the seed.",
+            show_default=False,
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Run the real scheduler and cache against a simulated device that checks every read and write."""
+    """Run the real scheduler and cache against a simulated device that checks every read and
+    write.
+    """
     from octavo.cli.sim import run
 
     run(first=seed, count=count, steps=steps, model=model, json=json)
@@ -259,9 +332,13 @@ app.command()(explain)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command line; exits with 2 and one line on standard error where the input was wrong."""
+    """Run the command line; exits with 2 and one line on standard error where the input was
+    wrong.
+    """
     try:
-        code = app(args=None if argv is None else list(argv), prog_name="octavo", standalone_mode=False)
+        code = app(
+            args=None if argv is None else list(argv), prog_name="octavo", standalone_mode=False
+        )
     except OctavoError as error:
         _refuse(str(error))
     except (KeyboardInterrupt, typer.Abort):
@@ -274,10 +351,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         if not usage.format_message():
             usage.show()
             raise SystemExit(2) from None
-        _refuse(f"{usage.format_message().rstrip('.')}; see {usage.ctx.command_path if usage.ctx else 'octavo'} --help")
+        _refuse(
+            f"{usage.format_message().rstrip('.')}; see"
+            f" {usage.ctx.command_path if usage.ctx else 'octavo'} --help"
+        )
     raise SystemExit(code or 0)
 
 
 def _refuse(message: str) -> NoReturn:
-    Console(stderr=True, soft_wrap=True).print(f"[bold red]octavo:[/] {escape(message)}", highlight=False)
+    Console(stderr=True, soft_wrap=True).print(
+        f"[bold red]octavo:[/] {escape(message)}", highlight=False
+    )
     raise SystemExit(2) from None

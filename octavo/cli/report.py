@@ -20,7 +20,11 @@ from octavo.plan.held import Held
 
 def table(report: CacheReport) -> Table:
     """The report of one request, one line per group."""
-    made = Table(title=f"What the cache held after {report.tokens:,} tokens", title_justify="left", title_style="bold")
+    made = Table(
+        title=f"What the cache held after {report.tokens:,} tokens",
+        title_justify="left",
+        title_style="bold",
+    )
     for name in ("layers", "remember"):
         made.add_column(name)
     for name in ("blocks of tokens", "held", "one uniform cache"):
@@ -34,12 +38,16 @@ def table(report: CacheReport) -> Table:
             format_size(group.uniform_bytes),
         )
     made.add_section()
-    made.add_row("all", "", "", format_size(report.bytes), format_size(report.uniform_bytes), style="bold")
+    made.add_row(
+        "all", "", "", format_size(report.bytes), format_size(report.uniform_bytes), style="bold"
+    )
     return made
 
 
 def kinds_table(held: Sequence[Held]) -> Table:
-    """What one request held, one line for streams that are alike; ``1:4`` is one entry for four tokens."""
+    """What one request held, one line for streams that are alike; ``1:4`` is one entry for four
+    tokens.
+    """
     made = Table(
         title="By what layers remember",
         title_justify="left",
@@ -80,5 +88,7 @@ def notes(report: CacheReport, prompt_tokens: int) -> str:
 
 
 def as_json(output: RequestOutput, held: Sequence[Held] = ()) -> dict[str, Any]:
-    """An output as plain JSON values, and what its cache held by kind of memory as ``cache_by_kind``."""
+    """An output as plain JSON values, and what its cache held by kind of memory as
+    ``cache_by_kind``.
+    """
     return {**asdict(output), "cache_by_kind": [asdict(each) for each in held]}

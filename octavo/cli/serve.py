@@ -1,6 +1,7 @@
 """``octavo serve``: a model behind HTTP.
 
-Owns the options of a server process, and what it says when it is ready. Imports torch through ``AsyncLLM``.
+Owns the options of a server process, and what it says when it is ready. Imports torch through
+``AsyncLLM``.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ class Options:
 
 
 def run(model: str, options: Options, **engine_options: Any) -> None:
-    """Take the port, load the model, then listen: until then connections are refused, so that nobody waits for weights."""
+    """Take the port, load the model, then listen: until then connections are refused, so that
+    nobody waits for weights.
+    """
     max_body = parse_size(options.max_body, "max_body")
     template = None if options.chat_template is None else _read(options.chat_template)
     taken = bind(options.host, options.port)
@@ -81,7 +84,9 @@ def _read(path: Path) -> str:
 
 
 def _curl(taken: Any, options: Options) -> str:
-    """A request that works as it stands. A key is named and not told: what is printed ends in logs."""
+    """A request that works as it stands. A key is named and not told: what is printed ends in
+    logs.
+    """
     key = ' -H "Authorization: Bearer $OCTAVO_API_KEY"' if options.api_key else ""
     body = shlex.quote('{"prompt": "The capital of France is", "max_tokens": 12, "temperature": 0}')
     return f"curl {url(taken)}/v1/completions -H 'Content-Type: application/json'{key} -d {body}"

@@ -21,7 +21,9 @@ from octavo.sim import world
 
 
 def run(*, first: int, count: int, steps: int | None, model: str | None, json: bool) -> None:
-    """Run ``count`` seeds from ``first`` on. Exits with 1 and the replay command at the first that fails."""
+    """Run ``count`` seeds from ``first`` on. Exits with 1 and the replay command at the first that
+    fails.
+    """
     one = partial(simulate, steps=steps or world.DEFAULT_STEPS, model=model)
     reports: list[world.SimReport] = []
     try:
@@ -66,5 +68,14 @@ def _all(one: partial[world.SimReport], seeds: range) -> Iterator[world.SimRepor
 def _summary(reports: list[world.SimReport]) -> None:
     totals: Counter[str] = Counter()
     for report in reports:
-        totals.update({name: value for name, value in asdict(report).items() if isinstance(value, int) and name != "seed"})
-    typer.echo(f"{len(reports)} seeds clean: " + ", ".join(f"{value:,} {name}" for name, value in totals.items()))
+        totals.update(
+            {
+                name: value
+                for name, value in asdict(report).items()
+                if isinstance(value, int) and name != "seed"
+            }
+        )
+    typer.echo(
+        f"{len(reports)} seeds clean: "
+        + ", ".join(f"{value:,} {name}" for name, value in totals.items())
+    )

@@ -1,8 +1,9 @@
 """The asynchronous API: many clients, one engine that steps in a thread of its own.
 
-Owns ``AsyncLLM``: the thread, the commands to it, and what arrives for every request. The thread alone touches scheduler and
-runner; the event loop alone touches clients. Between them go commands, carried out between two steps, and deltas, one call of
-the event loop per step. So a long step delays tokens, never the event loop. Knows no HTTP.
+Owns ``AsyncLLM``: the thread, the commands to it, and what arrives for every request. The thread
+alone touches scheduler and runner; the event loop alone touches clients. Between them go commands,
+carried out between two steps, and deltas, one call of the event loop per step. So a long step
+delays tokens, never the event loop. Knows no HTTP.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ log = logging.getLogger(__name__)
 
 
 class QueueFullError(OctavoError):
-    """As many requests wait as may. ``retry_after``: seconds after which trying again makes sense."""
+    """As many requests wait as may. ``retry_after``: seconds after which trying again makes
+    sense.
+    """
 
     def __init__(self, retry_after: float) -> None:
         super().__init__(f"too many requests are waiting; try again in {retry_after:.0f} s")
@@ -43,7 +46,9 @@ class QueueFullError(OctavoError):
 
 
 class EngineClosedError(OctavoError):
-    """The engine is shutting down: it takes nothing new, and what could not finish in time has been ended."""
+    """The engine is shutting down: it takes nothing new, and what could not finish in time has been
+    ended.
+    """
 
 
 class EngineDeadError(OctavoError):
@@ -57,7 +62,8 @@ class StepFailedError(OctavoError):
 class RequestOptions(TypedDict, total=False):
     """What a request may bring beside prompt and params.
 
-    request_id: unique among those that run. priority: higher goes first. cache_salt: requests with different salts share
+    request_id: unique among those that run. priority: higher goes first. cache_salt: requests with
+        different salts share
     nothing. marks: positions in the prompt where others will want to go on.
     """
 
@@ -76,7 +82,15 @@ class Recorder(Protocol):
     def inter_token(self, seconds: float) -> None:
         """Time between two tokens of one continuation."""
 
-    def finished(self, reason: str, *, prompt_tokens: int, cached_tokens: int, generated_tokens: int, seconds: float) -> None:
+    def finished(
+        self,
+        reason: str,
+        *,
+        prompt_tokens: int,
+        cached_tokens: int,
+        generated_tokens: int,
+        seconds: float,
+    ) -> None:
         """A request ended after ``seconds``: ``stop``, ``length``, ``abort`` or ``error``."""
 
 
@@ -86,7 +100,9 @@ class _Session:
     through: called when the last thing has arrived. entered: the scheduler has taken it.
     """
 
-    def __init__(self, live: Live, recorder: Recorder | None, began: float, through: Callable[[], object]) -> None:
+    def __init__(
+        self, live: Live, recorder: Recorder | None, began: float, through: Callable[[], object]
+    ) -> None:
         self.live, self.loop, self._through = live, asyncio.get_running_loop(), through
         self.items: asyncio.Queue[tuple[float, RequestDelta | OctavoError]] = asyncio.Queue()
         self.reason, self.entered = "abort", False
@@ -136,12 +152,19 @@ class AsyncLLM:
     """An ``LLM`` for many clients at once.
 
     llm: belongs to this object from now on; nobody else may step it.
-    max_waiting: continuations that may wait for a place in the batch; more are refused with QueueFullError.
-    recorder: told about times and tokens. model_name: what clients call the model; by default the last part of its path.
+    max_waiting: continuations that may wait for a place in the batch; more are refused with
+        QueueFullError.
+    recorder: told about times and tokens. model_name: what clients call the model; by default the
+        last part of its path.
     """
 
     def __init__(
-        self, llm: LLM, *, max_waiting: int = 256, recorder: Recorder | None = None, model_name: str | None = None
+        self,
+        llm: LLM,
+        *,
+        max_waiting: int = 256,
+        recorder: Recorder | None = None,
+        model_name: str | None = None,
     ) -> None:
         if max_waiting < 0:
             raise ConfigError(f"max_waiting must be at least 0, not {max_waiting}")
@@ -151,9 +174,11 @@ class AsyncLLM:
         self._commands: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()
         self._sessions: dict[str, _Session] = {}
         self._tally, self._ids = Tally(), count()
-        # Encoding a long prompt takes a while; one thread, since tokenizers need not be safe in several.
+        # Encoding a long prompt takes a while; one thread, since tokenizers need not be safe in
+        # several.
         self._encoder = ThreadPoolExecutor(1, thread_name_prefix="octavo-encode")
-        # Continuations of every request that waits or runs. One that is through takes no place, read or not.
+        # Continuations of every request that waits or runs. One that is through takes no place,
+        # read or not.
         self._places: dict[object, int] = {}
         self._mean_seconds, self._began, self._deadline = 1.0, time.monotonic(), inf
         self._closing = self._stopping = False
@@ -164,11 +189,13 @@ class AsyncLLM:
         self._thread.start()
 
     @classmethod
-    def load(cls, model: str, *, max_waiting: int = 256, recorder: Recorder | None = None, **options: Any) -> Self:
+    def load(
+        cls, model: str, *, max_waiting: int = 256, recorder: Recorder | None = None, **options: Any
+    ) -> Self:
         """Load a model with the options of ``LLM``."""
         return cls(LLM(model, **options), max_waiting=max_waiting, recorder=recorder)
 
-    # -- clients: on the event loop ----------------------------------------------------------------------------------------
+    # -- clients: on the event loop ----------------------------------------------------------------
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -206,12 +233,17 @@ class AsyncLLM:
         return self._closing
 
     async def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        **options: Unpack[RequestOptions],
     ) -> AsyncGenerator[RequestDelta, None]:
-        """Continue one prompt; yields what every step adds. Closing or cancelling the iterator ends the request.
+        """Continue one prompt; yields what every step adds. Closing or cancelling the iterator ends
+        the request.
 
-        Raises at the first step ConfigError and CapacityError for what is wrong with the request, QueueFullError where too
-        many wait; at any step StepFailedError, EngineClosedError and EngineDeadError.
+        Raises at the first step ConfigError and CapacityError for what is wrong with the request,
+        QueueFullError where too many wait; at any step StepFailedError, EngineClosedError and
+        EngineDeadError.
         """
         async with self._session(prompt, params or SamplingParams(), options) as session:
             finished = False
@@ -221,7 +253,10 @@ class AsyncLLM:
                 yield delta
 
     async def generate(
-        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        **options: Unpack[RequestOptions],
     ) -> RequestOutput:
         """Continue one prompt and return everything at its end. Raises what ``stream`` raises."""
         async with self._session(prompt, params or SamplingParams(), options) as session:
@@ -234,10 +269,11 @@ class AsyncLLM:
         return await self._call(lambda: insight.count(self._core.scheduler, self._tally))
 
     async def snapshot(self) -> dict[str, Any]:
-        """Everything about requests and cache, taken between two steps, for ``json.dumps(..., default=vars)``.
+        """Everything about requests and cache, taken between two steps, for ``json.dumps(...,
+        default=vars)``.
 
-        docs/inspecting.md says what it means. Whoever asks while another waits gets the same one: many who look cost no more
-        than one.
+        docs/inspecting.md says what it means. Whoever asks while another waits gets the same one:
+        many who look cost no more than one.
         """
         if self._look is None or self._look.done():
             self._look = self._post(lambda: insight.describe(self._core.scheduler, self._tally))
@@ -245,10 +281,12 @@ class AsyncLLM:
         return {"model": self.model_name, "uptime_seconds": time.monotonic() - self._began} | found
 
     async def close(self, *, timeout: float = 30.0) -> None:
-        """Refuse new requests, let those that run finish for up to ``timeout`` seconds, end the rest, and stop the thread.
+        """Refuse new requests, let those that run finish for up to ``timeout`` seconds, end the
+        rest, and stop the thread.
 
-        Called again, it can only shorten the time. A step that is being computed cannot be interrupted: clients are told at
-        once, and the thread, which does not keep the process, is waited for until the time is over, or a second.
+        Called again, it can only shorten the time. A step that is being computed cannot be
+        interrupted: clients are told at once, and the thread, which does not keep the process, is
+            waited for until the time is over, or a second.
         """
         self._closing = True
         self._deadline = min(self._deadline, time.monotonic() + timeout)
@@ -264,12 +302,17 @@ class AsyncLLM:
         self._encoder.shutdown(wait=False, cancel_futures=True)
 
     @asynccontextmanager
-    async def _session(self, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> AsyncIterator[_Session]:
+    async def _session(
+        self, prompt: Prompt, params: SamplingParams, options: RequestOptions
+    ) -> AsyncIterator[_Session]:
         began, place = time.monotonic(), object()
         self._refuse_unless_open(params.n)
         self._places[place] = params.n
         try:
-            named: RequestOptions = {**options, "request_id": options.get("request_id") or str(next(self._ids))}
+            named: RequestOptions = {
+                **options,
+                "request_id": options.get("request_id") or str(next(self._ids)),
+            }
             make = partial(self._llm.prompts.make, prompt, params, **named)
             live = await asyncio.get_running_loop().run_in_executor(self._encoder, make)
             session = _Session(live, self._recorder, began, partial(self._places.pop, place, None))
@@ -277,7 +320,8 @@ class AsyncLLM:
                 await self._call(partial(self._enter, session))
                 yield session
             finally:
-                # Commands are carried out in order: whatever became of entering, after this the request is gone.
+                # Commands are carried out in order: whatever became of entering, after this the
+                # request is gone.
                 self._post(partial(self._leave, session))
                 if session.entered:
                     self._mean_seconds += 0.1 * (session.end(time.monotonic()) - self._mean_seconds)
@@ -290,7 +334,10 @@ class AsyncLLM:
         if self._closing:
             raise EngineClosedError("the engine is shutting down and takes no new requests")
         if continuations > self.max_unfinished:
-            raise ConfigError(f"n must be at most {self.max_unfinished} here, not {continuations}: no more run and wait")
+            raise ConfigError(
+                f"n must be at most {self.max_unfinished} here, not {continuations}: no more run"
+                " and wait"
+            )
         taken, slots = sum(self._places.values()), self._llm.config.max_num_seqs
         if taken + continuations > self.max_unfinished:
             # Roughly when half of those that wait will have had their turn.
@@ -310,7 +357,7 @@ class AsyncLLM:
         """Have a command carried out, and wait for what it returns or raises."""
         return await asyncio.wrap_future(self._post(command))
 
-    # -- the engine: in its own thread -------------------------------------------------------------------------------------
+    # -- the engine: in its own thread -------------------------------------------------------------
 
     def _run(self) -> None:
         """Carry out commands and step, until told to stop or broken."""
@@ -329,7 +376,9 @@ class AsyncLLM:
         self._end(ended)
 
     def _end(self, ended: OctavoError) -> None:
-        """Tell all who wait, and all who will come, that nothing comes any more; from either thread."""
+        """Tell all who wait, and all who will come, that nothing comes any more; from either
+        thread.
+        """
         with self._lock:
             self._ended = self._ended or ended
         self._hand_out([(session, self._ended) for session in list(self._sessions.values())])
@@ -372,7 +421,14 @@ class AsyncLLM:
                 continue
             if event.error is not None:
                 log.error("a step crashed", exc_info=event.error)
-                items.append((session, StepFailedError(f"the step that computed this request crashed: {event.error!r}")))
+                items.append(
+                    (
+                        session,
+                        StepFailedError(
+                            f"the step that computed this request crashed: {event.error!r}"
+                        ),
+                    )
+                )
             else:
                 delta = session.live.advance(self._core, event)
                 self._tally.add(delta)
@@ -384,7 +440,9 @@ class AsyncLLM:
     def _hand_out(self, items: Sequence[tuple[_Session, RequestDelta | OctavoError]]) -> None:
         """Give every session what is its own: one call of each event loop."""
         now = time.monotonic()
-        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Session, RequestDelta | OctavoError]]] = {}
+        by_loop: dict[
+            asyncio.AbstractEventLoop, list[tuple[_Session, RequestDelta | OctavoError]]
+        ] = {}
         for session, item in items:
             by_loop.setdefault(session.loop, []).append((session, item))
         for loop, mine in by_loop.items():

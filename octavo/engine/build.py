@@ -1,6 +1,7 @@
 """From a configuration to an engine that can run: files, spec, layout, weights, scheduler.
 
-Owns the defaults that need a device to be known: dtype and arena size. Knows the parts' constructors; knows no kind.
+Owns the defaults that need a device to be known: dtype and arena size. Knows the parts'
+constructors; knows no kind.
 """
 
 from __future__ import annotations
@@ -34,12 +35,16 @@ from octavo.spec.kind import ModelSpec
 from octavo.spec.stream import CacheDtypes, full_dtype
 
 CPU_SHARE, GPU_SHARE = 0.25, 0.85
-"""Share of the memory left beside the weights that the arena takes unless told: a CPU's is shared with everybody else."""
+"""Share of the memory left beside the weights that the arena takes unless told: a CPU's is shared
+with everybody else.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """What the files say. ``weights(dtype)`` reads them, one tensor at a time; ``digest`` names their content."""
+    """What the files say. ``weights(dtype)`` reads them, one tensor at a time; ``digest`` names
+    their content.
+    """
 
     spec: ModelSpec
     family: Family
@@ -64,8 +69,8 @@ class Built:
 def build(config: EngineConfig, source: ModelSource, *, progress: Progress = no_progress) -> Built:
     """Load a model and put scheduler and runner around it.
 
-    Raises ConfigError for a wrong option or file, UnsupportedError for a model that octavo cannot run, CapacityError where the
-    arena would not hold a single request.
+    Raises ConfigError for a wrong option or file, UnsupportedError for a model that octavo cannot
+    run, CapacityError where the arena would not hold a single request.
     """
     device = pick_device(config.device)
     dtype = pick_dtype(config.dtype, device)
@@ -90,7 +95,8 @@ def build(config: EngineConfig, source: ModelSource, *, progress: Progress = no_
         hash_seed=secrets.randbits(64),
         model_digest=checkpoint.digest,
     )
-    # One token in and one out: an engine that cannot do even that is refused before the weights are read.
+    # One token in and one out: an engine that cannot do even that is refused before the weights are
+    # read.
     scheduler.cache.check_capacity(2)
     torch_dtype = getattr(torch, dtype)
     runner = Runner(
@@ -114,12 +120,16 @@ def build(config: EngineConfig, source: ModelSource, *, progress: Progress = no_
 
 
 def pick_device(device: str) -> torch.device:
-    """The device asked for; ``auto`` is the first GPU, else the CPU. Raises ConfigError for one that is not there."""
+    """The device asked for; ``auto`` is the first GPU, else the CPU. Raises ConfigError for one
+    that is not there.
+    """
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     picked = torch.device(device)
     if picked.type == "cuda" and (picked.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"device {device!r} is not there: PyTorch sees {torch.cuda.device_count()} CUDA devices")
+        raise ConfigError(
+            f"device {device!r} is not there: PyTorch sees {torch.cuda.device_count()} CUDA devices"
+        )
     return picked
 
 
@@ -131,7 +141,8 @@ def pick_dtype(dtype: str, device: torch.device) -> str:
 
 
 def pick_groups(config: EngineConfig, spec: ModelSpec, dtype: str) -> tuple[Group, ...]:
-    """What the layers keep, in the cache dtypes asked for; what is no key, value or entry of an indexer stays in ``dtype``.
+    """What the layers keep, in the cache dtypes asked for; what is no key, value or entry of an
+    indexer stays in ``dtype``.
 
     Raises UnsupportedError where layers cannot keep it so, or have nothing of the kind.
     """
@@ -143,44 +154,68 @@ def pick_groups(config: EngineConfig, spec: ModelSpec, dtype: str) -> tuple[Grou
             check(member.stream)
         except UnsupportedError as error:
             kind = dict(spec.layers[member.layer].mixers)[member.mixer].name
-            asked = f"kv_cache_dtype {config.kv_cache_dtype}, indexer_cache_dtype {config.indexer_cache_dtype}"
+            asked = (
+                f"kv_cache_dtype {config.kv_cache_dtype}, indexer_cache_dtype"
+                f" {config.indexer_cache_dtype}"
+            )
             raise UnsupportedError(f"{asked}: layer {member.layer} ({kind}): {error}") from None
     if index not in (None, kv) and groups == make_groups(spec, CacheDtypes(kv=kv, conv=dtype)):
-        raise UnsupportedError(f"indexer_cache_dtype {config.indexer_cache_dtype}: the model keeps no index keys; leave it out")
+        raise UnsupportedError(
+            f"indexer_cache_dtype {config.indexer_cache_dtype}: the model keeps no index keys;"
+            " leave it out"
+        )
     return groups
 
 
 def pick_max_model_len(wanted: int | None, spec: ModelSpec) -> int:
     """The length asked for, or the model's own limit. Raises ConfigError beyond it."""
     if wanted is not None and wanted > spec.max_model_len:
-        raise ConfigError(f"max_model_len {wanted} is beyond the model's own limit of {spec.max_model_len} tokens")
+        raise ConfigError(
+            f"max_model_len {wanted} is beyond the model's own limit of {spec.max_model_len} tokens"
+        )
     return wanted or spec.max_model_len
 
 
 def weight_bytes(checkpoint: Checkpoint, dtype: str) -> int:
     """Bytes of the model's weights in ``dtype``."""
-    model = resolve(checkpoint.family.module)(checkpoint.spec, dtype=getattr(torch, dtype), device="meta")
+    model = resolve(checkpoint.family.module)(
+        checkpoint.spec, dtype=getattr(torch, dtype), device="meta"
+    )
     return sum(prod(weight.shape) * weight.element_size() for weight in model.parameters())
 
 
 def free_share(weights: int, device: torch.device) -> int:
-    """Bytes the arena takes where nobody said. Raises CapacityError where the weights alone do not fit."""
+    """Bytes the arena takes where nobody said. Raises CapacityError where the weights alone do not
+    fit.
+    """
     free = available_memory() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
     share = CPU_SHARE if device.type == "cpu" else GPU_SHARE
     if free <= weights:
-        raise CapacityError(f"the weights need {weights / 2**30:.1f} GiB, {device} has {free / 2**30:.1f} GiB free")
+        raise CapacityError(
+            f"the weights need {weights / 2**30:.1f} GiB, {device} has {free / 2**30:.1f} GiB free"
+        )
     return int((free - weights) * share)
 
 
 def available_memory(meminfo: Path = Path("/proc/meminfo")) -> int:
-    """Bytes that a new process may take without swapping. Raises ConfigError where the system does not say."""
+    """Bytes that a new process may take without swapping. Raises ConfigError where the system does
+    not say.
+    """
     if not meminfo.is_file():
-        raise ConfigError("this system does not say how much memory is free; give kv_memory, such as 2GiB")
-    fields = dict(line.split(":", 1) for line in meminfo.read_text(encoding="ascii").splitlines() if ":" in line)
+        raise ConfigError(
+            "this system does not say how much memory is free; give kv_memory, such as 2GiB"
+        )
+    fields = dict(
+        line.split(":", 1)
+        for line in meminfo.read_text(encoding="ascii").splitlines()
+        if ":" in line
+    )
     return int(fields["MemAvailable"].split()[0]) * 1024
 
 
-def open_checkpoint(source: ModelSource, families: Families, progress: Progress = no_progress) -> Checkpoint:
+def open_checkpoint(
+    source: ModelSource, families: Families, progress: Progress = no_progress
+) -> Checkpoint:
     """Read config and names, no weights yet."""
     if source.gguf:
         model = GGUFModel(source.path, families)
@@ -199,7 +234,9 @@ def open_checkpoint(source: ModelSource, families: Families, progress: Progress 
         family=family,
         eos_token_ids=_eos(source.path, config),
         digest=digest_of(config, sorted(source.path.glob("*.safetensors"))),
-        weights=lambda _: safetensors_weights(source.path, family, block=weight_block(config), progress=progress),
+        weights=lambda _: safetensors_weights(
+            source.path, family, block=weight_block(config), progress=progress
+        ),
     )
 
 
@@ -208,7 +245,11 @@ def _eos(directory: Path, config: dict[str, Any]) -> frozenset[int]:
     file = directory / "generation_config.json"
     generation = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     text = config.get("text_config") or {}
-    for said in (generation.get("eos_token_id"), config.get("eos_token_id"), text.get("eos_token_id")):
+    for said in (
+        generation.get("eos_token_id"),
+        config.get("eos_token_id"),
+        text.get("eos_token_id"),
+    ):
         if said is not None:
             return ids_of(said)
     return frozenset()
@@ -222,7 +263,9 @@ def ids_of(said: int | list[int] | None) -> frozenset[int]:
 
 
 def digest_of(config: dict[str, Any], files: list[Path]) -> bytes:
-    """Names a checkpoint: its config, and size and time of every file. Caches of different ones never meet."""
+    """Names a checkpoint: its config, and size and time of every file. Caches of different ones
+    never meet.
+    """
     return xxhash.xxh3_128_digest("\n".join(_identity(config, files)).encode())
 
 

@@ -1,6 +1,7 @@
 """The loop around scheduler and runner: requests in, token events out.
 
-Owns the order of one step (schedule, execute, commit), what becomes of requests whose step crashed, and which continuations
+Owns the order of one step (schedule, execute, commit), what becomes of requests whose step crashed,
+and which continuations
 belong to one request. Knows no text, no clock, no threads: a caller decides when to step.
 """
 
@@ -24,10 +25,11 @@ class Executor(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class TokenEvent:
-    """What one step brought to one continuation of a request. ``finish_reason`` is set with its last event.
+    """What one step brought to one continuation of a request. ``finish_reason`` is set with its
+    last event.
 
-    logprobs: of the tokens, where asked for. error: the step that computed the request crashed; none of its continuations gets
-    another event.
+    logprobs: of the tokens, where asked for. error: the step that computed the request crashed;
+    none of its continuations gets another event.
     """
 
     request_id: str
@@ -52,28 +54,39 @@ class EngineCore:
         return self.scheduler.has_work
 
     def add(self, request: Request) -> None:
-        """Queue a request. Raises ConfigError for an id in use, CapacityError for one that can never fit."""
+        """Queue a request. Raises ConfigError for an id in use, CapacityError for one that can
+        never fit.
+        """
         self.scheduler.add(request)
         self._open[request.request_id] = set(range(request.params.n))
 
     def abort(self, request_id: str, branch: int | None = None) -> bool:
-        """End a request, or one continuation of it, now; False where it is not known. It gets no further event."""
-        branches = {branch} & self._open.get(request_id, set()) if branch is not None else self._open.get(request_id, set())
+        """End a request, or one continuation of it, now; False where it is not known. It gets no
+        further event.
+        """
+        branches = (
+            {branch} & self._open.get(request_id, set())
+            if branch is not None
+            else self._open.get(request_id, set())
+        )
         for one in sorted(branches):
             self.scheduler.abort(branch_id(request_id, one))
             self._close(request_id, one)
         return bool(branches)
 
     def step(self) -> list[TokenEvent]:
-        """Compute once. A crash of the runner ends the requests of its step with an ``error`` event, and nothing else.
+        """Compute once. A crash of the runner ends the requests of its step with an ``error``
+        event, and nothing else.
 
-        Raises OctavoError where the scheduler has work and plans none of it, which it promises not to do.
+        Raises OctavoError where the scheduler has work and plans none of it, which it promises not
+        to do.
         """
         plan = self.scheduler.schedule()
         if plan is None:
             if self.has_work:
                 raise OctavoError(
-                    "the scheduler has work but planned none of it; please report this with the arguments of the engine"
+                    "the scheduler has work but planned none of it; please report this with the"
+                    " arguments of the engine"
                 )
             return []
         try:
@@ -84,13 +97,23 @@ class EngineCore:
             self._crashed(plan, None)
             raise
         changed = self.scheduler.commit(result)
-        return [self._event(request) for request in changed if request.branch in self._open.get(_root(request), ())]
+        return [
+            self._event(request)
+            for request in changed
+            if request.branch in self._open.get(_root(request), ())
+        ]
 
     def _crashed(self, plan: StepPlan, error: Exception | None) -> list[TokenEvent]:
-        """Nothing a crashed step wrote is trusted: requests beside it start again, its own end here."""
+        """Nothing a crashed step wrote is trusted: requests beside it start again, its own end
+        here.
+        """
         self.scheduler.commit(StepResult(step=plan.step, tokens={}, failed=True))
         lost = dict.fromkeys(request_id.partition("#")[0] for request_id in plan.request_ids)
-        return [TokenEvent(request_id=root, error=error) for root in lost if error is not None and self.abort(root)]
+        return [
+            TokenEvent(request_id=root, error=error)
+            for root in lost
+            if error is not None and self.abort(root)
+        ]
 
     def _event(self, request: Request) -> TokenEvent:
         if request.finished:

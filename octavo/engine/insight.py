@@ -1,7 +1,8 @@
-"""What an engine says about itself while it runs: counters for metrics, and everything else as JSON.
+"""What an engine says about itself while it runs: counters for metrics, and everything else as
+JSON.
 
-Owns ``Tally`` (sums over all requests so far), ``EngineCounters`` and ``describe``. Only asks; to be called between steps, by
-whoever steps.
+Owns ``Tally`` (sums over all requests so far), ``EngineCounters`` and ``describe``. Only asks; to
+be called between steps, by whoever steps.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ SHOWN_EXPLANATIONS = 50
 
 @dataclass(kw_only=True)
 class Tally:
-    """Sums over all requests. misses: by law of the group that limited the hit (or ``all``) and cause."""
+    """Sums over all requests. misses: by law of the group that limited the hit (or ``all``) and
+    cause.
+    """
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -38,7 +41,10 @@ class Tally:
             self.prompt_tokens += len(delta.prompt_token_ids)
             self.cached_tokens += delta.num_cached_tokens
         if delta.explanation is not None and delta.explanation.cause is not MissCause.NONE:
-            self.misses.update((law, str(delta.explanation.cause)) for law in delta.explanation.limited_by or ("all",))
+            self.misses.update(
+                (law, str(delta.explanation.cause))
+                for law in delta.explanation.limited_by or ("all",)
+            )
         for output in delta.outputs:
             self.generated_tokens += len(output.token_ids)
             if output.finish_reason is not None:
@@ -47,7 +53,8 @@ class Tally:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineCounters:
-    """Numbers of one moment. laws: of every group; page_bytes: of every bucket; pages: counts of both.
+    """Numbers of one moment. laws: of every group; page_bytes: of every bucket; pages: counts of
+    both.
 
     finished: continuations by reason. crashed_steps: steps of which nothing was kept.
     """
@@ -86,7 +93,9 @@ def count(scheduler: Scheduler, tally: Tally) -> EngineCounters:
 
 
 def describe(scheduler: Scheduler, tally: Tally) -> dict[str, Any]:
-    """Statistics, cache, requests and hit explanations, for ``json.dumps(..., default=vars)``; see docs/inspecting.md."""
+    """Statistics, cache, requests and hit explanations, for ``json.dumps(..., default=vars)``; see
+    docs/inspecting.md.
+    """
     cache = dict(vars(inspect(scheduler.cache)))
     holding = {request.request_id: vars(request) for request in cache.pop("requests")}
     counters = count(scheduler, tally)
@@ -117,6 +126,8 @@ def describe(scheduler: Scheduler, tally: Tally) -> dict[str, Any]:
         ],
         "explanations": [
             {"request_id": request_id, **vars(found)}
-            for request_id, found in islice(reversed(scheduler.explanations.items()), SHOWN_EXPLANATIONS)
+            for request_id, found in islice(
+                reversed(scheduler.explanations.items()), SHOWN_EXPLANATIONS
+            )
         ],
     }

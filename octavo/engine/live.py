@@ -1,7 +1,8 @@
-"""From prompts to requests, and from token events to text: what the synchronous and the asynchronous API have in common.
+"""From prompts to requests, and from token events to text: what the synchronous and the
+asynchronous API have in common.
 
-Owns ``Prompts`` (checks and tokens) and ``Live`` (a request on its way, and its continuations' texts). Knows no thread and no
-clock.
+Owns ``Prompts`` (checks and tokens) and ``Live`` (a request on its way, and its continuations'
+texts). Knows no thread and no clock.
 """
 
 from __future__ import annotations
@@ -21,9 +22,13 @@ Prompt = str | Sequence[int] | Mapping[str, Sequence[int]]
 
 
 class Prompts:
-    """Makes requests for one model. tokenizer: None where prompts are token ids and outputs have no text."""
+    """Makes requests for one model. tokenizer: None where prompts are token ids and outputs have no
+    text.
+    """
 
-    def __init__(self, tokenizer: Tokenizer | None, *, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer | None, *, vocab_size: int, eos_token_ids: frozenset[int]
+    ) -> None:
         self._tokenizer, self._vocab, self._eos = tokenizer, vocab_size, eos_token_ids
 
     def make(
@@ -42,7 +47,10 @@ class Prompts:
         self._check_ids("logit_bias", params.logit_bias)
         self._check_ids("stop_token_ids", params.stop_token_ids)
         if params.stop and self._tokenizer is None:
-            raise ConfigError("stop strings need the tokenizer; leave skip_tokenizer_init off, or use stop_token_ids")
+            raise ConfigError(
+                "stop strings need the tokenizer; leave skip_tokenizer_init off, or use"
+                " stop_token_ids"
+            )
         request = Request(
             request_id=request_id,
             prompt_token_ids=ids,
@@ -57,17 +65,23 @@ class Prompts:
     def _check_ids(self, name: str, ids: Sequence[int] | Mapping[int, float]) -> None:
         wrong = [token for token in ids if not 0 <= token < self._vocab]
         if wrong:
-            raise ConfigError(f"{name}: token id {wrong[0]} is outside the model's vocabulary of {self._vocab}")
+            raise ConfigError(
+                f"{name}: token id {wrong[0]} is outside the model's vocabulary of {self._vocab}"
+            )
 
     def _tokens(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         if isinstance(prompt, str):
             if self._tokenizer is None:
-                raise ConfigError("a text prompt needs the tokenizer; leave skip_tokenizer_init off, or give token ids")
+                raise ConfigError(
+                    "a text prompt needs the tokenizer; leave skip_tokenizer_init off, or give"
+                    " token ids"
+                )
             return prompt, self._tokenizer.encode(prompt)
         if isinstance(prompt, Mapping):
             if "prompt_token_ids" not in prompt:
                 raise ConfigError(
-                    f"a prompt given as a mapping needs prompt_token_ids, not {', '.join(map(str, prompt)) or 'nothing'}"
+                    "a prompt given as a mapping needs prompt_token_ids, not"
+                    f" {', '.join(map(str, prompt)) or 'nothing'}"
                 )
             return None, [int(token) for token in prompt["prompt_token_ids"]]
         return None, [int(token) for token in prompt]
@@ -91,7 +105,8 @@ class Live:
         self.request, self.prompt = request, prompt
         ids, stops = request.prompt_token_ids, request.params.stop
         self._branches = [
-            _Continuation(None if tokenizer is None else TextStream(tokenizer, ids, stops)) for _ in range(request.params.n)
+            _Continuation(None if tokenizer is None else TextStream(tokenizer, ids, stops))
+            for _ in range(request.params.n)
         ]
         self._begun = False
 

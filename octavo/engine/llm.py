@@ -1,6 +1,7 @@
 """The Python API: prompts in, texts out.
 
-Owns ``LLM``: loading a model, and stepping until everything asked for is there. Knows no devices and no layouts.
+Owns ``LLM``: loading a model, and stepping until everything asked for is there. Knows no devices
+and no layouts.
 """
 
 from __future__ import annotations
@@ -31,17 +32,23 @@ from octavo.sched.sampling import SamplingParams
 class LLM:
     """A model that continues prompts.
 
-    model: directory with safetensors, ``.gguf`` file, or Hub id. dtype: ``auto``, ``float32`` or ``bfloat16``.
-    kv_cache_dtype: ``auto``, ``fp32``, ``bf16``, ``fp16`` or ``fp8``, of keys, values, latents and compressed entries; ``auto``
-    is ``dtype``. indexer_cache_dtype: of index keys, also ``fp4``; ``auto`` is as ``kv_cache_dtype``.
-    kv_memory: bytes, or a size such as ``2GiB``, for everything the layers remember; by default a share of what is free.
+    model: directory with safetensors, ``.gguf`` file, or Hub id. dtype: ``auto``, ``float32`` or
+        ``bfloat16``.
+    kv_cache_dtype: ``auto``, ``fp32``, ``bf16``, ``fp16`` or ``fp8``, of keys, values, latents and
+        compressed entries; ``auto``
+    is ``dtype``. indexer_cache_dtype: of index keys, also ``fp4``; ``auto`` is as
+    ``kv_cache_dtype``.
+    kv_memory: bytes, or a size such as ``2GiB``, for everything the layers remember; by default a
+        share of what is free.
     max_model_len: most tokens of one request, prompt and output.
-    checkpoint_interval: tokens between regular resume points of prefixes, for models whose layers let go; costs their pages.
+    checkpoint_interval: tokens between regular resume points of prefixes, for models whose layers
+        let go; costs their pages.
     seed: for requests that bring none.
     plugins: modules, or their names, with further kinds and families.
     skip_tokenizer_init: prompts are token ids and outputs have no text.
 
-    Raises ConfigError for wrong arguments and files, UnsupportedError for a model that octavo cannot run.
+    Raises ConfigError for wrong arguments and files, UnsupportedError for a model that octavo
+    cannot run.
     """
 
     def __init__(
@@ -86,7 +93,9 @@ class LLM:
             self.tokenizer: Tokenizer | None = None if tokenizer is None else tokenizer.result()
         own = frozenset() if self.tokenizer is None else self.tokenizer.eos_token_ids
         self.prompts = Prompts(
-            self.tokenizer, vocab_size=self.built.spec.vocab_size, eos_token_ids=self.built.eos_token_ids or own
+            self.tokenizer,
+            vocab_size=self.built.spec.vocab_size,
+            eos_token_ids=self.built.eos_token_ids or own,
         )
         self._ids = count()
 
@@ -104,7 +113,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Continue every prompt; outputs stand in the order of the prompts.
 
-        prompts: one prompt or a list of them. params: one for all, or one per prompt; by default ``SamplingParams()``.
+        prompts: one prompt or a list of them. params: one for all, or one per prompt; by default
+            ``SamplingParams()``.
         progress: show a bar on standard error.
         Raises CapacityError, before anything is computed, where a prompt can never fit.
         """
@@ -117,13 +127,19 @@ class LLM:
                     advance(sum(len(completion.token_ids) for completion in output.outputs))
         return [outputs[live.request.request_id] for live in requests]
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[RequestOutput]:
-        """Continue one prompt; yields what there is after every step, and at last the finished output."""
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None
+    ) -> Iterator[RequestOutput]:
+        """Continue one prompt; yields what there is after every step, and at last the finished
+        output.
+        """
         for live in self._run(self._requests([prompt], params)):
             yield live.output()
 
     def _requests(
-        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None,
     ) -> list[Live]:
         many = _as_list(prompts)
         if params is None or isinstance(params, SamplingParams):
@@ -131,11 +147,18 @@ class LLM:
         else:
             each = list(params)
             if len(each) != len(many):
-                raise ConfigError(f"there are {len(many)} prompts and {len(each)} params; give one for all or one per prompt")
-        return [self.prompts.make(prompt, one, request_id=str(next(self._ids))) for prompt, one in zip(many, each, strict=True)]
+                raise ConfigError(
+                    f"there are {len(many)} prompts and {len(each)} params; give one for all or one"
+                    " per prompt"
+                )
+        return [
+            self.prompts.make(prompt, one, request_id=str(next(self._ids)))
+            for prompt, one in zip(many, each, strict=True)
+        ]
 
     def _run(self, requests: Sequence[Live]) -> Iterator[Live]:
-        """Step until every request has ended, giving each that got something; whoever stops listening ends the rest.
+        """Step until every request has ended, giving each that got something; whoever stops
+        listening ends the rest.
 
         Raises OctavoError from the crash of a step.
         """
@@ -167,7 +190,10 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
         return [many]  # type: ignore[list-item]
     for index, prompt in enumerate(many):
         if isinstance(prompt, int):
-            raise ConfigError(f"prompt {index} is a number among prompts; a prompt is a text or a list of token ids")
+            raise ConfigError(
+                f"prompt {index} is a number among prompts; a prompt is a text or a list of"
+                " token ids"
+            )
     return many  # type: ignore[return-value]
 
 
@@ -182,7 +208,9 @@ def _bar(total: int, *, shown: bool) -> Iterator[_Advance]:
         TimeRemainingColumn(),
     )
     console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not (shown and console.is_terminal)) as bar:
+    with Progress(
+        *columns, console=console, transient=True, disable=not (shown and console.is_terminal)
+    ) as bar:
         task = bar.add_task("Generating", total=total, tokens=0)
         yield _Advance(bar, task)
 

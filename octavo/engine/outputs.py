@@ -1,6 +1,7 @@
 """What a caller gets back. Plain data, in the words vLLM's users know.
 
-Owns ``RequestOutput`` (all there is of a request) and ``RequestDelta`` (what one step added). Imports no torch.
+Owns ``RequestOutput`` (all there is of a request) and ``RequestDelta`` (what one step added).
+Imports no torch.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from octavo.sched.step import TokenLogprobs
 class CompletionOutput:
     """One continuation. ``finish_reason``: ``stop``, ``length``, ``abort``, or None while it runs.
 
-    text: without the stop string that ended it; token_ids: every token sampled, also those of a stop string or stop token.
-    logprobs: one for every token, where asked for. stop_reason: the stop string, or the id of the token, that ended it.
+    text: without the stop string that ended it; token_ids: every token sampled, also those of a
+        stop string or stop token.
+    logprobs: one for every token, where asked for. stop_reason: the stop string, or the id of the
+        token, that ended it.
     """
 
     index: int
@@ -31,10 +34,12 @@ class CompletionOutput:
 class RequestOutput:
     """One prompt and its continuations.
 
-    prompt: None where the caller gave token ids. num_cached_tokens: prompt tokens that the prefix cache spared.
-    prompt_logprobs: of every prompt token (None for the first, which nothing precedes), where asked for.
-    cache_report: what the cache held for the first continuation, per group, when it ended; None while it runs, and for a
-        request that ended before it was admitted.
+    prompt: None where the caller gave token ids. num_cached_tokens: prompt tokens that the prefix
+        cache spared.
+    prompt_logprobs: of every prompt token (None for the first, which nothing precedes), where asked
+        for.
+    cache_report: what the cache held for the first continuation, per group, when it ended; None
+        while it runs, and for a request that ended before it was admitted.
     """
 
     request_id: str
@@ -49,7 +54,9 @@ class RequestOutput:
 
 @dataclass(frozen=True, kw_only=True)
 class CompletionDelta:
-    """What one step added to one continuation; the fields of ``CompletionOutput``, but only what is new."""
+    """What one step added to one continuation; the fields of ``CompletionOutput``, but only what is
+    new.
+    """
 
     index: int
     text: str
@@ -63,7 +70,8 @@ class CompletionDelta:
 class RequestDelta:
     """What one step added to a request.
 
-    prompt_logprobs: with the first delta only. cache_report: with the last. explanation: why its prefix hit was what it was.
+    prompt_logprobs: with the first delta only. cache_report: with the last. explanation: why its
+        prefix hit was what it was.
     """
 
     request_id: str

@@ -1,7 +1,7 @@
 """Between text and token ids: encoding, chat templates, streaming detokenization, stop strings.
 
-Owns ``Tokenizer`` (a Transformers tokenizer behind a few methods), ``Detokenizer`` and ``StopStrings``. Knows no scheduler and
-no model.
+Owns ``Tokenizer`` (a Transformers tokenizer behind a few methods), ``Detokenizer`` and
+``StopStrings``. Knows no scheduler and no model.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ REPLACEMENT = "\ufffd"
 """What an unfinished UTF-8 sequence decodes to."""
 
 CONTEXT = 6
-"""Tokens in front of new ones that decoding sees: sequence-start rules (a stripped space) then apply to the prompt's end."""
+"""Tokens in front of new ones that decoding sees: sequence-start rules (a stripped space) then
+apply to the prompt's end.
+"""
 
 
 class Tokenizer:
@@ -41,15 +43,23 @@ class Tokenizer:
         return frozenset() if eos is None else frozenset([eos])
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """Token ids of a prompt, with the model's own start token where it has one; without it where not ``special``."""
+        """Token ids of a prompt, with the model's own start token where it has one; without it
+        where not ``special``.
+        """
         return list(self.backend(text, add_special_tokens=special).input_ids)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of token ids. Special tokens have none; spaces are left as they are."""
-        return str(self.backend.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        return str(
+            self.backend.decode(
+                list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+            )
+        )
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Bytes that a token stands for, which need not be whole characters; a special token stands for its name."""
+        """Bytes that a token stands for, which need not be whole characters; a special token stands
+        for its name.
+        """
         piece = self.backend.convert_ids_to_tokens(token_id)
         if piece is None:
             return b""
@@ -71,12 +81,16 @@ class Tokenizer:
         """Byte of every symbol, where the vocabulary spells bytes as symbols; else empty."""
         from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-        if not self.backend.is_fast or "ByteLevel" not in repr(self.backend.backend_tokenizer.decoder):
+        if not self.backend.is_fast or "ByteLevel" not in repr(
+            self.backend.backend_tokenizer.decoder
+        ):
             return {}
         return {symbol: byte for byte, symbol in bytes_to_unicode().items()}
 
     def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Token ids of a conversation, ready for the assistant's turn. Raises ConfigError where the model has no template."""
+        """Token ids of a conversation, ready for the assistant's turn. Raises ConfigError where the
+        model has no template.
+        """
         return self.chat_prompt(messages)[0]
 
     def chat_prompt(
@@ -87,31 +101,45 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
     ) -> tuple[list[int], list[int]]:
-        """Token ids of a conversation, and for every mark the number of them that what comes after it cannot change.
+        """Token ids of a conversation, and for every mark the number of them that what comes after
+        it cannot change.
 
-        marks: (message, characters of its content) that will come again. Where the rest of a prompt begins follows from what
+        marks: (message, characters of its content) that will come again. Where the rest of a prompt
+            begins follows from what
             the template makes of another rest: up to there, both texts are the same.
-        add_generation_prompt: end where the assistant is to speak. continue_final_message: end within the last message.
-        Raises ConfigError where the model has no template, where the template refuses the messages, and for marks where the
-        tokenizer cannot say which characters its tokens stand for.
+        add_generation_prompt: end where the assistant is to speak. continue_final_message: end
+        within the last message. Raises ConfigError where the model has no template, where the
+        template refuses the messages, and for marks where the tokenizer cannot say which characters
+        its tokens stand for.
         """
         if not self.backend.chat_template:
             raise ConfigError(
-                "this model has no chat template; give one (--chat-template of octavo serve), or the prompt as plain text"
+                "this model has no chat template; give one (--chat-template of octavo serve), or"
+                " the prompt as plain text"
             )
-        options = {"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message}
+        options = {
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+        }
         text = self._render(messages, **options)
         if not marks:
             return self.encode(text, special=False), []
         if not self.backend.is_fast:
-            raise ConfigError("cache_control needs a tokenizer that knows the characters of its tokens; leave it out")
+            raise ConfigError(
+                "cache_control needs a tokenizer that knows the characters of its tokens; leave"
+                " it out"
+            )
         encoded = self.backend(text, add_special_tokens=False, return_offsets_mapping=True)
         ends = [end for _, end in encoded.offset_mapping]
         shared = [_shared(text, self._varied(messages, mark, **options)) for mark in marks]
         return list(encoded.input_ids), [bisect_right(ends, length) for length in shared]
 
-    def _varied(self, messages: Sequence[Mapping[str, str]], mark: tuple[int, int], **options: bool) -> str:
-        """The conversation with another text behind a mark; without an answer to come where nothing is behind it."""
+    def _varied(
+        self, messages: Sequence[Mapping[str, str]], mark: tuple[int, int], **options: bool
+    ) -> str:
+        """The conversation with another text behind a mark; without an answer to come where nothing
+        is behind it.
+        """
         index, kept = mark
         if kept == len(messages[index]["content"]):
             index, kept = index + 1, 0
@@ -120,40 +148,58 @@ class Tokenizer:
         message = messages[index]
         content = message["content"]
         other = "1" if content[kept:].lstrip().startswith("0") else "0"
-        changed = [*messages[:index], {**message, "content": content[:kept] + other}, *messages[index + 1 :]]
+        changed = [
+            *messages[:index],
+            {**message, "content": content[:kept] + other},
+            *messages[index + 1 :],
+        ]
         return self._render(changed, **options)
 
     def _render(self, messages: Sequence[Mapping[str, str]], **options: bool) -> str:
         try:
             return str(self.backend.apply_chat_template(list(messages), tokenize=False, **options))
         except (TemplateError, TypeError, ValueError) as error:
-            raise ConfigError(f"messages do not suit the model's chat template: {str(error)[:200]}") from error
+            raise ConfigError(
+                f"messages do not suit the model's chat template: {str(error)[:200]}"
+            ) from error
 
 
 def _shared(one: str, other: str) -> int:
     """How many characters two texts begin with alike."""
-    return bisect_left(range(1, min(len(one), len(other)) + 1), True, key=lambda length: one[:length] != other[:length])
+    return bisect_left(
+        range(1, min(len(one), len(other)) + 1),
+        True,
+        key=lambda length: one[:length] != other[:length],
+    )
 
 
 def load_tokenizer(source: ModelSource) -> Tokenizer:
-    """The tokenizer beside the weights, or the one inside a GGUF file. Raises ConfigError where there is none."""
+    """The tokenizer beside the weights, or the one inside a GGUF file. Raises ConfigError where
+    there is none.
+    """
     from transformers import AutoTokenizer
 
     try:
-        return Tokenizer(_from_gguf(source.path) if source.gguf else AutoTokenizer.from_pretrained(source.path))
+        return Tokenizer(
+            _from_gguf(source.path) if source.gguf else AutoTokenizer.from_pretrained(source.path)
+        )
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"no tokenizer could be read from {source.path}: {error}") from error
 
 
 def _from_gguf(path: Path) -> Any:
-    """The tokenizer inside a GGUF file. Making it takes seconds, so it is kept for the next start, where that is possible.
+    """The tokenizer inside a GGUF file. Making it takes seconds, so it is kept for the next start,
+    where that is possible.
 
-    AutoTokenizer would give the same, after reading the whole vocabulary twice more to learn the model type.
+    AutoTokenizer would give the same, after reading the whole vocabulary twice more to learn the
+    model type.
     """
     import transformers
 
     about = path.stat()
-    key = xxh3_128_hexdigest(f"{path.resolve()} {about.st_size} {about.st_mtime_ns} {transformers.__version__}".encode())
+    key = xxh3_128_hexdigest(
+        f"{path.resolve()} {about.st_size} {about.st_mtime_ns} {transformers.__version__}".encode()
+    )
     kept, fast = cache_home() / "tokenizers" / key, transformers.PreTrainedTokenizerFast
     if (kept / "tokenizer.json").is_file():
         return fast.from_pretrained(kept)
@@ -175,7 +221,8 @@ class Detokenizer:
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int]) -> None:
         self._tokenizer = tokenizer
         self._ids = list(prompt_token_ids[-CONTEXT:])
-        # Tokens before _read have been turned into text; decoding starts at _start so that their context is seen.
+        # Tokens before _read have been turned into text; decoding starts at _start so that their
+        # context is seen.
         self._start = 0
         self._read = len(self._ids)
 
@@ -188,7 +235,9 @@ class Detokenizer:
         return "".join(pieces)
 
     def flush(self) -> str:
-        """Text of what is still incomplete, with replacement characters, as decoding the whole would show it."""
+        """Text of what is still incomplete, with replacement characters, as decoding the whole
+        would show it.
+        """
         return self._advance(final=True)
 
     def _advance(self, *, final: bool) -> str:
@@ -201,7 +250,9 @@ class Detokenizer:
 
 
 class StopStrings:
-    """Cuts a stream of text at the first stop string, and never lets go of text that may still turn out to be one."""
+    """Cuts a stream of text at the first stop string, and never lets go of text that may still turn
+    out to be one.
+    """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
@@ -219,7 +270,11 @@ class StopStrings:
             return ""
         self._held += text
         # The one that is complete first ends the text, however it was cut into pieces.
-        found = [(start + len(stop), start, stop) for stop in self._stops if (start := self._held.find(stop)) >= 0]
+        found = [
+            (start + len(stop), start, stop)
+            for stop in self._stops
+            if (start := self._held.find(stop)) >= 0
+        ]
         if found:
             _, keep, self.matched = min(found)
         else:
@@ -244,7 +299,9 @@ class StopStrings:
 class TextStream:
     """A request's output as text: detokenized and cut at stop strings."""
 
-    def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], stops: Sequence[str]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], stops: Sequence[str]
+    ) -> None:
         self._detokenizer = Detokenizer(tokenizer, prompt_token_ids)
         self._stops = StopStrings(stops)
         self.text = ""
@@ -262,7 +319,8 @@ class TextStream:
     def push(self, token_ids: Sequence[int], *, last: bool = False, may_stop: bool = True) -> str:
         """Append tokens and return new text; ``last`` releases everything that was held back.
 
-        may_stop: False while it is too early to look for stop strings; none is found in that text later either.
+        may_stop: False while it is too early to look for stop strings; none is found in that text
+            later either.
         """
         piece = self._detokenizer.push(token_ids)
         if may_stop:

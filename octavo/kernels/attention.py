@@ -1,6 +1,7 @@
 """Softmax attention over paged keys and values.
 
-Owns the call of csrc/attention.cpp and ``Reads``, what a step's layers share of it. Knows which keys a query sees as numbers
+Owns the call of csrc/attention.cpp and ``Reads``, what a step's layers share of it. Knows which
+keys a query sees as numbers
 only: everything from ``first`` of its token to itself, and what lies below ``prefix``.
 """
 
@@ -19,14 +20,17 @@ from octavo.kernels.library import TYPES, Library, library
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Reads:
-    """What one step reads of one group: R requests with T tokens in all. All tensors are contiguous.
+    """What one step reads of one group: R requests with T tokens in all. All tensors are
+    contiguous.
 
-    table: int32 [rows, N], pages by column; rows: int64 [R], the requests' rows in it. fixed, turning: block b has column b
-    below ``fixed`` and ``fixed + (b - fixed) % turning`` behind, or b everywhere (None). block_tokens: tokens of a block.
-    query_start: int64 [R + 1], the requests' tokens within the step; start: int64 [R], the position of the first of them.
+    table: int32 [rows, N], pages by column; rows: int64 [R], the requests' rows in it. fixed,
+    turning: block b has column b below ``fixed`` and ``fixed + (b - fixed) % turning`` behind, or b
+        everywhere (None). block_tokens: tokens of a block.
+    query_start: int64 [R + 1], the requests' tokens within the step; start: int64 [R], the position
+        of the first of them.
     fresh: bool [R], True where the step's own entries are not in pages yet.
-    first: int64 [T], the first position that each token sees behind the ``prefix`` positions that all see; a prefix of None
-    is all, and ``first`` is not looked at then.
+    first: int64 [T], the first position that each token sees behind the ``prefix`` positions that
+    all see; a prefix of None is all, and ``first`` is not looked at then.
     """
 
     table: Tensor
@@ -48,12 +52,31 @@ class Reads:
     @cached_property
     def _struct(self) -> ctypes.Structure:
         numbers = (self.rows, self.query_start, self.start, self.first)
-        assert all(one.dtype == torch.int64 and one.is_contiguous() for one in numbers), "int64, contiguous"
-        assert self.table.dtype == torch.int32 and self.table.stride(1) == 1, "a table has int32 rows"
+        assert all(one.dtype == torch.int64 and one.is_contiguous() for one in numbers), (
+            "int64, contiguous"
+        )
+        assert self.table.dtype == torch.int32 and self.table.stride(1) == 1, (
+            "a table has int32 rows"
+        )
         assert self.fresh.dtype == torch.bool and self.fresh.is_contiguous()
-        assert len(self.query_start) == len(self.start) + 1 == len(self.rows) + 1 == len(self.fresh) + 1
+        assert (
+            len(self.query_start)
+            == len(self.start) + 1
+            == len(self.rows) + 1
+            == len(self.fresh) + 1
+        )
         return _Reads(
-            *(one.data_ptr() for one in (self.table, self.rows, self.query_start, self.start, self.fresh, self.first)),
+            *(
+                one.data_ptr()
+                for one in (
+                    self.table,
+                    self.rows,
+                    self.query_start,
+                    self.start,
+                    self.fresh,
+                    self.first,
+                )
+            ),
             len(self.start),
             self.table.stride(0),
             -1 if self.fixed is None else self.fixed,
@@ -65,18 +88,28 @@ class Reads:
 
 class _Reads(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("table", "rows", "query_start", "start", "fresh", "first")),
-        *((name, ctypes.c_int64) for name in ("requests", "table_row", "fixed", "turning", "block_tokens", "prefix")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("table", "rows", "query_start", "start", "fresh", "first")
+        ),
+        *(
+            (name, ctypes.c_int64)
+            for name in ("requests", "table_row", "fixed", "turning", "block_tokens", "prefix")
+        ),
     )
 
 
 _ATTENTION = Struct("4P P3q P3q P2q P2q 6q 2f 2i")
-"""``struct Attention``: q, sinks, out, reads; k and v with strides of page, head and entry; the fresh ones with those of token
-and head; q_token, q_head, heads, kv_heads, dim, value_dim; scale, softcap; q_type, kv_type."""
+"""``struct Attention``: q, sinks, out, reads; k and v with strides of page, head and entry; the
+fresh ones with those of token and head; q_token, q_head, heads, kv_heads, dim, value_dim; scale,
+softcap; q_type, kv_type.
+"""
 
 
 def takes(q: Tensor, keys: Tensor) -> bool:
-    """Whether ``paged_attention`` computes queries [T, Hq, D] over pages of ``keys`` here: on a CPU, of dtypes it knows."""
+    """Whether ``paged_attention`` computes queries [T, Hq, D] over pages of ``keys`` here: on a
+    CPU, of dtypes it knows.
+    """
     return (
         q.is_cpu
         and q.dtype in TYPES
@@ -101,18 +134,37 @@ def paged_attention(
 ) -> Tensor:
     """Attention of a step's tokens: q [T, Hq, D] -> [T, Hq, Dv] in q's dtype, summed in float32.
 
-    keys, values: [starts, Hkv, entries, D or Dv], fields over the arena (``FieldView.data``); pages are their first index.
-    fresh_keys, fresh_values: [T, Hkv, D or Dv], the step's own in the fields' dtype; read of fresh requests only.
-    scale: factor of scores. softcap: scores become softcap * tanh(score / softcap). sinks: float32 [Hq], logits without value.
+    keys, values: [starts, Hkv, entries, D or Dv], fields over the arena (``FieldView.data``); pages
+        are their first index.
+    fresh_keys, fresh_values: [T, Hkv, D or Dv], the step's own in the fields' dtype; read of fresh
+        requests only.
+    scale: factor of scores. softcap: scores become softcap * tanh(score / softcap). sinks: float32
+        [Hq], logits without value.
     """
     kernels = kernels or library()
     q_type, kv_type = TYPES[q.dtype], TYPES[keys.dtype]
     assert kernels is not None, "takes() says where this may be called"
-    assert keys.dtype == values.dtype == fresh_keys.dtype == fresh_values.dtype, "keys and values have one dtype"
-    assert q.stride(2) == keys.stride(3) == values.stride(3) == fresh_keys.stride(2) == fresh_values.stride(2) == 1
-    assert keys.shape[3] == q.shape[2] == fresh_keys.shape[2] and values.shape[3] == fresh_values.shape[2]
-    assert keys.shape[1] == values.shape[1] == fresh_keys.shape[1] and q.shape[1] % keys.shape[1] == 0
-    assert keys.shape[2] == values.shape[2] == reads.block_tokens, "a block's entries lie in one page"
+    assert keys.dtype == values.dtype == fresh_keys.dtype == fresh_values.dtype, (
+        "keys and values have one dtype"
+    )
+    assert (
+        q.stride(2)
+        == keys.stride(3)
+        == values.stride(3)
+        == fresh_keys.stride(2)
+        == fresh_values.stride(2)
+        == 1
+    )
+    assert (
+        keys.shape[3] == q.shape[2] == fresh_keys.shape[2]
+        and values.shape[3] == fresh_values.shape[2]
+    )
+    assert (
+        keys.shape[1] == values.shape[1] == fresh_keys.shape[1] and q.shape[1] % keys.shape[1] == 0
+    )
+    assert keys.shape[2] == values.shape[2] == reads.block_tokens, (
+        "a block's entries lie in one page"
+    )
     assert sinks is None or (sinks.dtype == torch.float32 and sinks.is_contiguous())
     out = q.new_empty(q.shape[0], q.shape[1], values.shape[3])
     call = _ATTENTION.pack(

@@ -1,6 +1,7 @@
 """Entries without heads as caches keep them, for kernels that read them from pages.
 
-Owns ``Part`` and ``Paged``, and their form in C (csrc/entries.h). Knows element formats as dtypes; knows no stream and no kind.
+Owns ``Part`` and ``Paged``, and their form in C (csrc/entries.h). Knows element formats as dtypes;
+knows no stream and no kind.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
-FORMATS: Final = MappingProxyType({torch.float32: 0, torch.bfloat16: 1, torch.float8_e4m3fn: 2, torch.float4_e2m1fn_x2: 3})
+FORMATS: Final = MappingProxyType(
+    {torch.float32: 0, torch.bfloat16: 1, torch.float8_e4m3fn: 2, torch.float4_e2m1fn_x2: 3}
+)
 """Dtypes that entries may have, and their numbers in C."""
 
 _EXPONENT = torch.float8_e8m0fnu
@@ -25,8 +28,10 @@ _WHOLE = 1 << 62
 class Part:
     """Some elements of an entry: one field over the arena.
 
-    data: [starts, 1, entries, elements], pages are its first index; fp4 has two in a byte, the earlier in its low half.
-    scale: [starts, 1, entries, blocks] float32 or 8-bit exponents, one for each ``block`` elements; None: elements as they are.
+    data: [starts, 1, entries, elements], pages are its first index; fp4 has two in a byte, the
+        earlier in its low half.
+    scale: [starts, 1, entries, blocks] float32 or 8-bit exponents, one for each ``block`` elements;
+        None: elements as they are.
     """
 
     data: Tensor
@@ -45,7 +50,10 @@ class _Part(ctypes.Structure):
     _fields_ = (
         ("data", ctypes.c_void_p),
         ("scale", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("page", "entry", "scale_page", "scale_entry", "size", "block")),
+        *(
+            (name, ctypes.c_int64)
+            for name in ("page", "entry", "scale_page", "scale_entry", "size", "block")
+        ),
         ("type", ctypes.c_int32),
         ("scale_exponent", ctypes.c_int32),
     )
@@ -63,7 +71,8 @@ class PagedStruct(ctypes.Structure):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Paged:
-    """Entries of requests under a law that lets nothing go; an entry's parts lie one behind the other.
+    """Entries of requests under a law that lets nothing go; an entry's parts lie one behind the
+    other.
 
     table: int32 [rows, N], pages by block. per_block: entries of a block.
     """
@@ -80,10 +89,16 @@ class Paged:
     @cached_property
     def struct(self) -> PagedStruct:
         """``struct Paged``, valid as long as this."""
-        assert self.table.dtype == torch.int32 and self.table.stride(1) == 1, "a table has int32 rows"
-        assert 1 <= len(self.parts) <= 2 and all(part.data.shape[2] == self.per_block for part in self.parts)
+        assert self.table.dtype == torch.int32 and self.table.stride(1) == 1, (
+            "a table has int32 rows"
+        )
+        assert 1 <= len(self.parts) <= 2 and all(
+            part.data.shape[2] == self.per_block for part in self.parts
+        )
         parts = (_Part * 2)(*(_struct(part) for part in self.parts))
-        return PagedStruct(self.table.data_ptr(), self.table.stride(0), self.per_block, len(self.parts), parts)
+        return PagedStruct(
+            self.table.data_ptr(), self.table.stride(0), self.per_block, len(self.parts), parts
+        )
 
 
 def _struct(part: Part) -> _Part:
@@ -92,7 +107,12 @@ def _struct(part: Part) -> _Part:
     page, entry = (data.stride(axis) * data.element_size() for axis in (0, 2))
     address, exponent, scale_page, scale_entry = None, False, 0, 0
     if scale is not None:
-        assert block is not None and block % 32 == 0 and scale.shape[3] * block >= part.size and scale.stride(3) == 1
+        assert (
+            block is not None
+            and block % 32 == 0
+            and scale.shape[3] * block >= part.size
+            and scale.stride(3) == 1
+        )
         assert scale.dtype in (torch.float32, _EXPONENT), "scales are float32 or exponents"
         address, exponent = scale.data_ptr(), scale.dtype == _EXPONENT
         scale_page, scale_entry = (scale.stride(axis) * scale.element_size() for axis in (0, 2))

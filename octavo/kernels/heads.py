@@ -24,14 +24,19 @@ class _Call(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("x", "weight", "out")),
-        *((name, ctypes.c_int64) for name in ("count", "heads", "inner", "outer", "x_token", "x_head", "weight_head")),
+        *(
+            (name, ctypes.c_int64)
+            for name in ("count", "heads", "inner", "outer", "x_token", "x_head", "weight_head")
+        ),
         ("type", ctypes.c_int32),
         ("flipped", ctypes.c_int32),
     )
 
 
 def takes(x: Tensor, weight: Tensor) -> bool:
-    """Whether ``by_head`` computes x [n, H, inner] and weight [H, ...] here: few rows on a CPU, sizes and dtypes it knows."""
+    """Whether ``by_head`` computes x [n, H, inner] and weight [H, ...] here: few rows on a CPU,
+    sizes and dtypes it knows.
+    """
     return (
         0 < x.shape[0] <= MAX_ROWS
         and x.dtype == weight.dtype
@@ -44,13 +49,20 @@ def takes(x: Tensor, weight: Tensor) -> bool:
     )
 
 
-def by_head(x: Tensor, weight: Tensor, *, flipped: bool = False, kernels: Library | None = None) -> Tensor:
-    """x [n, H, inner] @ weight [H, inner, outer], or [H, outer, inner] where flipped, by head -> [n, H, outer] in x's dtype."""
+def by_head(
+    x: Tensor, weight: Tensor, *, flipped: bool = False, kernels: Library | None = None
+) -> Tensor:
+    """x [n, H, inner] @ weight [H, inner, outer], or [H, outer, inner] where flipped, by head ->
+    [n, H, outer] in x's dtype.
+    """
     kernels, number = kernels or library(), type_number(x.dtype)
     assert kernels is not None and number is not None, "takes() says where this may be called"
     count, heads, inner = x.shape
     outer = weight.shape[1 if flipped else 2]
-    assert weight.shape == (heads, *((outer, inner) if flipped else (inner, outer))) and weight[0].is_contiguous()
+    assert (
+        weight.shape == (heads, *((outer, inner) if flipped else (inner, outer)))
+        and weight[0].is_contiguous()
+    )
     assert inner % _LANES == 0 and outer % _LANES == 0 and x.dtype == weight.dtype
     x = x if x.stride(2) == 1 else x.contiguous()
     out = x.new_empty(count, heads, outer)
@@ -59,5 +71,7 @@ def by_head(x: Tensor, weight: Tensor, *, flipped: bool = False, kernels: Librar
         *(count, heads, inner, outer, x.stride(0), x.stride(1), weight.stride(0)),
         *(number, int(flipped)),
     )
-    kernels.function("by_head", ctypes.c_void_p, ctypes.c_int)(ctypes.addressof(call), torch.get_num_threads())
+    kernels.function("by_head", ctypes.c_void_p, ctypes.c_int)(
+        ctypes.addressof(call), torch.get_num_threads()
+    )
     return out

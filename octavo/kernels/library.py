@@ -1,8 +1,10 @@
 """Finds and loads the compiled kernels, and chooses the code that this machine can run.
 
-Owns ``Library`` and the two environment variables. Knows no kernel: each has a file of its own, which gets its function here.
+Owns ``Library`` and the two environment variables. Knows no kernel: each has a file of its own,
+which gets its function here.
 
-``OCTAVO_KERNELS=0`` switches all kernels off. ``OCTAVO_CPU_ISA`` asks for an instruction set below the machine's best.
+``OCTAVO_KERNELS=0`` switches all kernels off. ``OCTAVO_CPU_ISA`` asks for an instruction set below
+the machine's best.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ ISAS = ("portable", "avx2", "avx512", "avx512_bf16")
 """Instruction sets, each with all of those before it, as ``octavo_level`` counts them."""
 
 EMULATED = "avx512_bf16_emulated"
-"""The code of AVX512-BF16 with its one instruction written out. For tests on machines with AVX-512."""
+"""The code of AVX512-BF16 with its one instruction written out. For tests on machines with AVX-512.
+"""
 
 TYPES = MappingProxyType({torch.float32: 0, torch.bfloat16: 1})
 """Element types and their numbers in csrc/common.h."""
@@ -49,8 +52,9 @@ class Library:
     def function(self, name: str, *arguments: Any) -> Callable[..., None]:
         """The exported function ``name``, which returns nothing, of these ctypes argument types.
 
-        A kernel takes the address of a C struct. Those that run in every layer of every step get it as bytes of
-        ``struct.pack``, which takes a fifth of the time that a ``ctypes.Structure`` does.
+        A kernel takes the address of a C struct. Those that run in every layer of every step get it
+        as bytes of ``struct.pack``, which takes a fifth of the time that a ``ctypes.Structure``
+        does.
         """
         found = self._loaded[f"octavo_{self.isa}_{name}"]
         found.restype, found.argtypes = None, arguments
@@ -69,7 +73,10 @@ def _loaded() -> ctypes.CDLL | None:
         if not SOURCES.is_dir() or _made_of(loaded) == digest(SOURCES):
             return loaded
         reason = "it was compiled from other sources than these; install octavo again"
-    warnings.warn(f"octavo's CPU kernels ({PATH.name}) cannot be used, torch runs instead: {reason}", stacklevel=2)
+    warnings.warn(
+        f"octavo's CPU kernels ({PATH.name}) cannot be used, torch runs instead: {reason}",
+        stacklevel=2,
+    )
     return None
 
 
@@ -81,7 +88,9 @@ def _made_of(loaded: ctypes.CDLL) -> str | None:
 
 
 def levels() -> tuple[str, ...]:
-    """Instruction sets that this machine can run, worst first; empty without the compiled library. Emulation comes last."""
+    """Instruction sets that this machine can run, worst first; empty without the compiled library.
+    Emulation comes last.
+    """
     loaded = _loaded()
     if loaded is None:
         return ()
@@ -91,9 +100,11 @@ def levels() -> tuple[str, ...]:
 
 @functools.cache
 def library(isa: str | None = None) -> Library | None:
-    """The kernels of ``isa``, or of the best instruction set; None where they are switched off or not compiled.
+    """The kernels of ``isa``, or of the best instruction set; None where they are switched off or
+    not compiled.
 
-    Raises ConfigError for an instruction set that does not exist or that this machine does not have.
+    Raises ConfigError for an instruction set that does not exist or that this machine does not
+    have.
     """
     if isa is None and os.environ.get("OCTAVO_KERNELS") == "0":
         return None

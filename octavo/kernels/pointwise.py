@@ -1,4 +1,5 @@
-"""What a step does to single rows: norms, rotation, storing entries in pages, finding the largest logit, each in one call.
+"""What a step does to single rows: norms, rotation, storing entries in pages, finding the largest
+logit, each in one call.
 
 Owns the calls of csrc/pointwise.cpp. ``nn/norm.py`` and ``nn/rope.py`` say what they compute.
 """
@@ -23,11 +24,14 @@ ARGMAX_PART = 1 << 15
 """Elements of a row that one job looks at, about."""
 
 _HEADS = Struct("5P 6q f 3i")
-"""``struct Rows``: x, weight, cosine, sine, y; tokens, heads, size, x_token, x_head, rotated; eps; style, interleaved,
-type."""
+"""``struct Rows``: x, weight, cosine, sine, y; tokens, heads, size, x_token, x_head, rotated; eps;
+style, interleaved, type.
+"""
 
 _SCATTER = Struct("5P 8q")
-"""``struct Scatter``: values, field, tokens, pages, rows; count, heads, entry, value_token, value_head, page, head, row."""
+"""``struct Scatter``: values, field, tokens, pages, rows; count, heads, entry, value_token,
+value_head, page, head, row.
+"""
 
 
 class _Argmax(ctypes.Structure):
@@ -42,7 +46,9 @@ class _Argmax(ctypes.Structure):
 
 
 def takes(x: Tensor) -> bool:
-    """Whether rows of x are normalised and rotated here: on a CPU, of a dtype that kernels know, without gradients."""
+    """Whether rows of x are normalised and rotated here: on a CPU, of a dtype that kernels know,
+    without gradients.
+    """
     return (
         x.is_cpu
         and x.dtype in TYPES
@@ -52,16 +58,29 @@ def takes(x: Tensor) -> bool:
     )
 
 
-def normed(x: Tensor, weight: Tensor | None, eps: float, style: str, *, kernels: Library | None = None) -> Tensor:
-    """``nn.norm.Norm`` of the last axis of x, weight [size] in x's dtype, or ``nn.norm.unit`` without."""
+def normed(
+    x: Tensor, weight: Tensor | None, eps: float, style: str, *, kernels: Library | None = None
+) -> Tensor:
+    """``nn.norm.Norm`` of the last axis of x, weight [size] in x's dtype, or ``nn.norm.unit``
+    without.
+    """
     assert (weight is None) == (style == "unit"), "all norms but unit have a weight"
     rows = x if x.dim() in (2, 3) else x.reshape(-1, x.shape[-1])
     y = _heads(rows, weight, eps, STYLES[style], None, None, False, kernels)
     return y if rows is x else y.view_as(x)
 
 
-def rotated(x: Tensor, cosine: Tensor, sine: Tensor, *, interleaved: bool = False, kernels: Library | None = None) -> Tensor:
-    """``nn.rope.rotate`` of x [T, heads, size] by tables [T, 1, rotated] in x's dtype, rounded once."""
+def rotated(
+    x: Tensor,
+    cosine: Tensor,
+    sine: Tensor,
+    *,
+    interleaved: bool = False,
+    kernels: Library | None = None,
+) -> Tensor:
+    """``nn.rope.rotate`` of x [T, heads, size] by tables [T, 1, rotated] in x's dtype, rounded
+    once.
+    """
     return _heads(x, None, 0.0, -1, cosine, sine, interleaved, kernels)
 
 
@@ -101,8 +120,12 @@ def _heads(
         weight_at = weight.data_ptr()
     if cosine is not None and sine is not None:
         turned = cosine.shape[-1]
-        assert cosine.shape == sine.shape == (tokens, 1, turned) and turned <= size and turned % 2 == 0
-        assert cosine.dtype == sine.dtype == dtype and cosine.is_contiguous() and sine.is_contiguous()
+        assert (
+            cosine.shape == sine.shape == (tokens, 1, turned) and turned <= size and turned % 2 == 0
+        )
+        assert (
+            cosine.dtype == sine.dtype == dtype and cosine.is_contiguous() and sine.is_contiguous()
+        )
         cosine_at, sine_at = cosine.data_ptr(), sine.data_ptr()
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     call = _HEADS.pack(
@@ -115,7 +138,9 @@ def _heads(
 
 
 def scatters(field: Tensor, values: Tensor) -> bool:
-    """Whether ``scatter`` stores values [T, heads, ...] in pages of field [starts, heads, entries, ...]: bytes on a CPU."""
+    """Whether ``scatter`` stores values [T, heads, ...] in pages of field [starts, heads, entries,
+    ...]: bytes on a CPU.
+    """
     width = prod(field.shape[3:])
     return (
         field.is_cpu
@@ -136,10 +161,15 @@ def scatter(
     *,
     kernels: Library | None = None,
 ) -> None:
-    """Store ``values[f][tokens[i]]`` in row ``rows[i]`` of page ``pages[i]`` of ``fields[f]``; int64 [W] each, contiguous."""
+    """Store ``values[f][tokens[i]]`` in row ``rows[i]`` of page ``pages[i]`` of ``fields[f]``;
+    int64 [W] each, contiguous.
+    """
     kernels = kernels or library()
     assert kernels is not None, "scatters() says where this may be called"
-    assert pages.dtype == rows.dtype == tokens.dtype == torch.int64 and pages.shape == rows.shape == tokens.shape
+    assert (
+        pages.dtype == rows.dtype == tokens.dtype == torch.int64
+        and pages.shape == rows.shape == tokens.shape
+    )
     assert pages.is_contiguous() and rows.is_contiguous() and tokens.is_contiguous()
     places = tokens.data_ptr(), pages.data_ptr(), rows.data_ptr(), tokens.numel()
     calls = b"".join([_scatter(*pair, places) for pair in zip(fields, values, strict=True)])
@@ -148,7 +178,9 @@ def scatter(
 
 def _scatter(field: Tensor, values: Tensor, places: tuple[int, int, int, int]) -> bytes:
     size, (_, heads, _, *entry) = field.element_size(), field.shape
-    assert values.shape[1:] == (heads, *entry) and values.dtype == field.dtype, "entries of the field"
+    assert values.shape[1:] == (heads, *entry) and values.dtype == field.dtype, (
+        "entries of the field"
+    )
     page, head, row = field.stride()[:3]
     token, part = values.stride()[:2]
     strides = size * prod(entry), size * token, size * part, size * page, size * head, size * row
@@ -156,13 +188,20 @@ def _scatter(field: Tensor, values: Tensor, places: tuple[int, int, int, int]) -
 
 
 def argmax(x: Tensor, *, kernels: Library | None = None) -> Tensor:
-    """The place of the largest element of every row of x [n, size], the first of equal ones: int64 [n].
+    """The place of the largest element of every row of x [n, size], the first of equal ones: int64
+    [n].
 
     NaN is passed over; a row of nothing else gives 0.
     """
     kernels, number = kernels or library(), type_number(x.dtype)
-    assert kernels is not None and number is not None and x.is_contiguous(), "takes() says where this may be called"
+    assert kernels is not None and number is not None and x.is_contiguous(), (
+        "takes() says where this may be called"
+    )
     places = torch.empty(x.shape[0], dtype=torch.int64)
-    call = _Argmax(x.data_ptr(), places.data_ptr(), *x.shape, max(1, x.shape[1] // ARGMAX_PART), number)
-    kernels.function("argmax", ctypes.c_void_p, ctypes.c_int)(ctypes.addressof(call), torch.get_num_threads())
+    call = _Argmax(
+        x.data_ptr(), places.data_ptr(), *x.shape, max(1, x.shape[1] // ARGMAX_PART), number
+    )
+    kernels.function("argmax", ctypes.c_void_p, ctypes.c_int)(
+        ctypes.addressof(call), torch.get_num_threads()
+    )
     return places

@@ -19,7 +19,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def gated(x: Tensor, gate: Tensor, up: Tensor, activation: str) -> Tensor:
-    """``act(x @ gate^T) * (x @ up^T)``, in float64 but for the products, which are rounded to x's dtype."""
+    """``act(x @ gate^T) * (x @ up^T)``, in float64 but for the products, which are rounded to x's
+    dtype.
+    """
     g, u = (linear(x, weight).to(x.dtype).double() for weight in (gate, up))
     if activation == "silu":
         return g * torch.sigmoid(g) * u
@@ -43,9 +45,15 @@ def paged_attention(
     out = torch.zeros(*q.shape[:2], values.shape[3], dtype=torch.float64)
     for request, start in enumerate(reads.start.tolist()):
         begin, end = reads.query_start[request : request + 2].tolist()
-        seen = {token: [p for p in range(start + token - begin + 1) if _sees(reads, token, p)] for token in range(begin, end)}
+        seen = {
+            token: [p for p in range(start + token - begin + 1) if _sees(reads, token, p)]
+            for token in range(begin, end)
+        }
         places = sorted({position for positions in seen.values() for position in positions})
-        pairs = {p: _entry(keys, values, fresh_keys, fresh_values, reads, request, begin, p) for p in places}
+        pairs = {
+            p: _entry(keys, values, fresh_keys, fresh_values, reads, request, begin, p)
+            for p in places
+        }
         for token, positions in seen.items():
             k, v = (torch.stack([pairs[p][which] for p in positions]) for which in (0, 1))
             for head in range(q.shape[1]):
@@ -54,7 +62,9 @@ def paged_attention(
                     scores = softcap * torch.tanh(scores / softcap)
                 if sinks is not None:
                     scores = torch.cat((scores, sinks[head : head + 1].double()))
-                out[token, head] = torch.softmax(scores, dim=0)[: len(positions)] @ v[:, head // shared]
+                out[token, head] = (
+                    torch.softmax(scores, dim=0)[: len(positions)] @ v[:, head // shared]
+                )
     return out
 
 
@@ -72,7 +82,9 @@ def _entry(
     begin: int,
     where: int,
 ) -> tuple[Tensor, Tensor]:
-    """Key [Hkv, D] and value [Hkv, Dv] of position ``where``; ``begin``: the request's first token in the step."""
+    """Key [Hkv, D] and value [Hkv, Dv] of position ``where``; ``begin``: the request's first token
+    in the step.
+    """
     past = where - int(reads.start[request])
     if bool(reads.fresh[request]) and past >= 0:
         return fresh_keys[begin + past].double(), fresh_values[begin + past].double()

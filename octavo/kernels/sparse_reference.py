@@ -1,4 +1,5 @@
-"""What the kernels over entries and states compute, written slowly: the oracle of ``tests/kernels``.
+"""What the kernels over entries and states compute, written slowly: the oracle of
+``tests/kernels``.
 
 Owns nothing the engine runs. Everything is float64 and one number at a time where that is bearable.
 """
@@ -22,22 +23,32 @@ def choose(scores: Sequence[float], k: int) -> list[int]:
     return sorted(sorted(range(len(scores)), key=lambda number: (-scores[number], number))[:k])
 
 
-def attention(q: Tensor, entries: Tensor, value_dim: int, *, scale: float, sinks: Tensor | None = None) -> Tensor:
-    """One query's heads q [H, D] over entries [L, D], whose first ``value_dim`` elements are values: [H, value_dim]."""
+def attention(
+    q: Tensor, entries: Tensor, value_dim: int, *, scale: float, sinks: Tensor | None = None
+) -> Tensor:
+    """One query's heads q [H, D] over entries [L, D], whose first ``value_dim`` elements are
+    values: [H, value_dim].
+    """
     scores = q.double() @ entries.double().T * scale
     if sinks is not None:
         scores = torch.cat((scores, sinks.double()[:, None]), dim=1)
     return torch.softmax(scores, dim=1)[:, : len(entries)] @ entries[:, :value_dim].double()
 
 
-def decayed_step(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+def decayed_step(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
     """One head: q, k [N], v [P], log_decay [], state [P, N] -> out [P] and the state after."""
     after = state.double() * log_decay.double().exp() + torch.outer(v.double(), k.double())
     return after @ q.double(), after
 
 
-def delta_step(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """One head: q, k [Dk], v [Dv], log_decay [] or [Dk], beta [], state [Dk, Dv] -> out [Dv] and the state after."""
+def delta_step(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """One head: q, k [Dk], v [Dv], log_decay [] or [Dk], beta [], state [Dk, Dv] -> out [Dv] and
+    the state after.
+    """
     kept = state.double() * log_decay.double().exp().view(-1, 1)
     change = beta.double() * (v.double() - kept.T @ k.double())
     after = kept + torch.outer(k.double(), change)
@@ -45,5 +56,7 @@ def delta_step(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor,
 
 
 def by_head(x: Tensor, weight: Tensor, *, flipped: bool = False) -> Tensor:
-    """x [n, H, inner] @ weight [H, inner, outer], or [H, outer, inner] where flipped, by head -> [n, H, outer]."""
+    """x [n, H, inner] @ weight [H, inner, outer], or [H, outer, inner] where flipped, by head ->
+    [n, H, outer].
+    """
     return torch.einsum("nhi,hoi->nho" if flipped else "nhi,hio->nho", x.double(), weight.double())

@@ -1,4 +1,5 @@
-"""Layer kinds, one folder each: what a layer remembers (``spec.py``), how it computes, and the slow oracle of it.
+"""Layer kinds, one folder each: what a layer remembers (``spec.py``), how it computes, and the slow
+oracle of it.
 
 Owns finding them. Importing this package or any ``spec.py`` needs no torch.
 """
@@ -22,6 +23,8 @@ def find_kinds() -> tuple[type[Kind], ...]:
         found += [
             value
             for value in vars(module).values()
-            if inspect.isclass(value) and issubclass(value, Kind) and value.__module__ == module.__name__
+            if inspect.isclass(value)
+            and issubclass(value, Kind)
+            and value.__module__ == module.__name__
         ]
     return tuple(found)

@@ -25,7 +25,9 @@ class PageState(IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """Pages of one bucket by state. ``free`` counts pages in slabs that the bucket has, not in free slabs."""
+    """Pages of one bucket by state. ``free`` counts pages in slabs that the bucket has, not in free
+    slabs.
+    """
 
     free: int
     cached: int
@@ -35,7 +37,9 @@ class Counts:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Moves:
-    """What ``compact`` decided: page ``sources[i]`` now lives at ``targets[i]``, ``units`` arena units each."""
+    """What ``compact`` decided: page ``sources[i]`` now lives at ``targets[i]``, ``units`` arena
+    units each.
+    """
 
     bucket: int
     sources: Pages
@@ -47,8 +51,8 @@ class Moves:
 class PoolSnapshot:
     """The pool for a viewer: read-only views that change as the pool does.
 
-    slab_bucket: int32 [slabs], -1 where a slab is free. states: uint8 ``PageState`` [slabs, widest slab]; only the first
-    ``pages_per_slab(bucket)`` of a row are pages.
+    slab_bucket: int32 [slabs], -1 where a slab is free. states: uint8 ``PageState`` [slabs, widest
+    slab]; only the first ``pages_per_slab(bucket)`` of a row are pages.
     """
 
     slab_bucket: npt.NDArray[np.int32]

@@ -1,7 +1,9 @@
 """The page pool: which pages of the arena are free, held, cached or in flight.
 
-Owns ``PagePool``. Knows bytes and pages only: no tokens, no groups, no kinds, no tables, no tensors. It never decides what to
-evict and never copies a byte: callers reclaim cached pages, and carry out the moves that ``compact`` returns.
+Owns ``PagePool``. Knows bytes and pages only: no tokens, no groups, no kinds, no tables, no
+tensors. It never decides what to
+evict and never copies a byte: callers reclaim cached pages, and carry out the moves that
+``compact`` returns.
 """
 
 from __future__ import annotations
@@ -29,32 +31,38 @@ _STATES = len(PageState)
 class PagePool:
     """Slab allocator over one arena.
 
-    A page *is* its unit offset (int32). The arena is cut into equal slabs. A slab is either on the common free list or belongs
-    to one page-size bucket and holds ``pages_per_slab`` pages of it; it returns to the free list the moment its last page is
-    freed, so every byte can serve every bucket, and no page size is decided for good.
+    A page *is* its unit offset (int32). The arena is cut into equal slabs. A slab is either on the
+    common free list or belongs to one page-size bucket and holds ``pages_per_slab`` pages of it; it
+    returns to the free list the moment its last page is freed, so every byte can serve every
+    bucket, and no page size is decided for good.
 
     States of a page::
 
         free   --allocate-->  held                     one reference
         held   --retain/release-->  held               while references > 0
-        held   --release, naming a step-->  limbo      steps in flight have every reference, until their receipts
-        held | limbo --last reference gone-->  cached  the prefix index uses it (keep), else free
-        cached | limbo --retain-->  held               a prefix hit
+        held   --release, naming a step-->  limbo      steps in flight have every reference, until
+        their receipts held | limbo --last reference gone-->  cached  the prefix index uses it
+        (keep), else free cached | limbo --retain-->  held               a prefix hit
         cached --reclaim-->  held                      its only user's use becomes a reference
         cached --drop-->  free                         evicted
 
-    Allocation takes from the fullest slab that has a free page (lowest address among equals), and a new slab only when the
-    bucket has no free page: nearly empty slabs are left to drain and become free by themselves, which is what keeps
-    fragmentation low without moving anything. What fragmentation remains ``compact`` undoes, one slab at a time. Because it
-    can always do so, ``fits`` may count pages instead of slabs and is exact.
+    Allocation takes from the fullest slab that has a free page (lowest address among equals), and a
+    new slab only when the
+    bucket has no free page: nearly empty slabs are left to drain and become free by themselves,
+    which is what keeps fragmentation low without moving anything. What fragmentation remains
+    ``compact`` undoes, one slab at a time. Because it can always do so, ``fits`` may count pages
+    instead of slabs and is exact.
 
-    What a step in flight may still touch is no victim, whether or not the index uses it too: the step has taken the reference
-    over. Such pages may move, since copies run in order behind the steps that are in flight.
+    What a step in flight may still touch is no victim, whether or not the index uses it too: the
+    step has taken the reference over. Such pages may move, since copies run in order behind the
+    steps that are in flight.
 
-    Pinned pages never move, and must keep a reference or a use while pinned: whoever pins also retains.
+    Pinned pages never move, and must keep a reference or a use while pinned: whoever pins also
+    retains.
 
-    Bookkeeping is arithmetic: page -> (slab, index in slab) -> row in numpy arrays of references, uses, pins and states. All
-    operations are vectorised; arrays may hold pages of several buckets. A call that raises has changed nothing.
+    Bookkeeping is arithmetic: page -> (slab, index in slab) -> row in numpy arrays of references,
+    uses, pins and states. All operations are vectorised; arrays may hold pages of several buckets.
+    A call that raises has changed nothing.
     """
 
     def __init__(self, layout: ArenaLayout) -> None:
@@ -75,7 +83,8 @@ class PagePool:
         self._slab_pages = np.zeros(slabs, np.int64)
         self._slab_page_units = np.ones(slabs, np.int64)
         self._used = np.zeros(slabs, np.int64)
-        # Free pages by bucket and slab where a slab is partly used, else _NO_ROOM: the fullest slab is the first minimum.
+        # Free pages by bucket and slab where a slab is partly used, else _NO_ROOM: the fullest slab
+        # is the first minimum.
         self._room = np.full((buckets, slabs), _NO_ROOM, np.int32)
         self._free_slabs = np.arange(slabs - 1, -1, -1, dtype=np.int64)
         self._num_free_slabs = slabs
@@ -93,7 +102,9 @@ class PagePool:
         return Counts(free=free, cached=cached, held=held, limbo=limbo)
 
     def ready(self, wanted: Sequence[int]) -> bool:
-        """Whether ``allocate`` can serve ``wanted[bucket]`` pages of every bucket now, without reclaim or compaction."""
+        """Whether ``allocate`` can serve ``wanted[bucket]`` pages of every bucket now, without
+        reclaim or compaction.
+        """
         free = self._counts[:, _FREE].tolist()
         slabs = 0
         for want, have, per_slab in zip(wanted, free, self._per_slab, strict=True):
@@ -101,14 +112,17 @@ class PagePool:
         return slabs <= self._num_free_slabs
 
     def fits(self, wanted: Sequence[int]) -> bool:
-        """Whether ``wanted[bucket]`` more pages fit after all reclaim and compaction: exact admission."""
+        """Whether ``wanted[bucket]`` more pages fit after all reclaim and compaction: exact
+        admission.
+        """
         return self.shortfall(wanted) == 0
 
     def shortfall(self, wanted: Sequence[int]) -> int:
         """Slabs missing for ``wanted[bucket]`` more pages of every bucket; 0 where they fit.
 
-        A bucket needs ``max(slabs with a pinned page, ceil((held + limbo + wanted) / pages per slab))`` slabs: cached pages
-        can be reclaimed, all others but pinned ones can be moved together. A pinned cached page counts as held.
+        A bucket needs ``max(slabs with a pinned page, ceil((held + limbo + wanted) / pages per
+        slab))`` slabs: cached pages can be reclaimed, all others but pinned ones can be moved
+        together. A pinned cached page counts as held.
         """
         counts = self._counts.tolist()
         pinned_cached, pinned_slabs = self._pinned_by_bucket()
@@ -127,7 +141,9 @@ class PagePool:
         return self._read(self._uses, pages)
 
     def exclusive(self, pages: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-        """Where a page has one reference, no use, no pin and no step's: its holder may overwrite or recycle it."""
+        """Where a page has one reference, no use, no pin and no step's: its holder may overwrite or
+        recycle it.
+        """
         ids, known = self._locate(pages)
         ids = ids * known
         others = self._uses[ids] + self._pins[ids] + self._in_flight[ids]
@@ -146,7 +162,9 @@ class PagePool:
     # -- operations
 
     def allocate(self, bucket: int, count: int) -> Pages:
-        """``count`` pages of a bucket, int32, one reference each. AssertionError unless ``ready`` holds."""
+        """``count`` pages of a bucket, int32, one reference each. AssertionError unless ``ready``
+        holds.
+        """
         per_slab = self._per_slab[bucket]
         if count < 0 or count > int(self._counts[bucket, _FREE]) + self._num_free_slabs * per_slab:
             raise AssertionError(f"allocate({bucket}, {count}) without asking ready()")
@@ -170,24 +188,34 @@ class PagePool:
         self._transition(ids, _HELD)
 
     def release(self, pages: npt.ArrayLike, step: int | None = None) -> None:
-        """One reference fewer per entry; where a step is named, it takes the references over until ``retire``.
+        """One reference fewer per entry; where a step is named, it takes the references over until
+        ``retire``.
 
-        AssertionError, and no change, where a page is not held often enough, is unknown, or is pinned and would go.
+        AssertionError, and no change, where a page is not held often enough, is unknown, or is
+        pinned and would go.
         """
         if not np.size(pages):
             return
         rows = self._live(pages)
         ids, times = _tally(rows)
-        self._demand(self._references[ids] - self._in_flight[ids] >= times, ids, "released more often than held")
+        self._demand(
+            self._references[ids] - self._in_flight[ids] >= times,
+            ids,
+            "released more often than held",
+        )
         if step is None:
             self._settle(ids, self._references[ids] - times, self._uses[ids])
         else:
             self._in_flight[ids] += times
             self._limbo.append((step, rows))
-            self._transition(ids, np.where(self._references[ids] > self._in_flight[ids], _HELD, _LIMBO))
+            self._transition(
+                ids, np.where(self._references[ids] > self._in_flight[ids], _HELD, _LIMBO)
+            )
 
     def keep(self, pages: npt.ArrayLike) -> None:
-        """One more use by the prefix index per entry of ``pages``; what is held, cached or in limbo stays so."""
+        """One more use by the prefix index per entry of ``pages``; what is held, cached or in limbo
+        stays so.
+        """
         if not np.size(pages):
             return
         ids, times = _tally(self._live(pages))
@@ -203,7 +231,9 @@ class PagePool:
         self._settle(ids, self._references[ids], left)
 
     def reclaim(self, pages: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-        """Turn the caller's use of cached pages into a reference. Bool: only where nobody else uses or pins the page."""
+        """Turn the caller's use of cached pages into a reference. Bool: only where nobody else uses
+        or pins the page.
+        """
         ids = self._live(pages)
         mine = (self._references[ids] == 0) & (self._uses[ids] + self._pins[ids] == 1)
         ids = ids[mine]
@@ -226,7 +256,9 @@ class PagePool:
         self._pinned = self._pinned[self._pins[self._pinned] > 0]
 
     def retire(self, step: int) -> None:
-        """Give up the references that ``step`` and earlier steps have taken over: their receipts have arrived."""
+        """Give up the references that ``step`` and earlier steps have taken over: their receipts
+        have arrived.
+        """
         done = [rows for tag, rows in self._limbo if tag <= step]
         if done:
             self._limbo = [(tag, rows) for tag, rows in self._limbo if tag > step]
@@ -235,12 +267,15 @@ class PagePool:
             self._settle(ids, self._references[ids] - times, self._uses[ids])
 
     def compact(self) -> Moves | None:
-        """Empty one slab by moving its live pages into free pages of its bucket's fullest other slabs.
+        """Empty one slab by moving its live pages into free pages of its bucket's fullest other
+        slabs.
 
-        Takes the bucket in which that moves the fewest units; None where no slab can be emptied. Counts move along, and the
-        emptied slab is on the free list at once. The caller must rewrite every table and index entry from source to target
-        and record the copies in the step plan. Copies run in plan order and before the step's own writes, which is why the
-        sources need no limbo: the slab may be handed out again right away, and even be the target of a later copy.
+        Takes the bucket in which that moves the fewest units; None where no slab can be emptied.
+        Counts move along, and the emptied slab is on the free list at once. The caller must rewrite
+        every table and index entry from source to target and record the copies in the step plan.
+        Copies run in plan order and before the step's own writes, which is why the
+        sources need no limbo: the slab may be handed out again right away, and even be the target
+        of a later copy.
         """
         best: tuple[int, int, int] | None = None
         for bucket in range(len(self._per_slab)):
@@ -258,15 +293,22 @@ class PagePool:
         return (ids * units + ids // self._width * gap).astype(np.int32)
 
     def _locate(self, pages: npt.ArrayLike) -> tuple[Ids, npt.NDArray[np.bool_]]:
-        """Row of every page in the bookkeeping, and whether it is the address of a page at present."""
+        """Row of every page in the bookkeeping, and whether it is the address of a page at
+        present.
+        """
         offsets = np.asarray(pages, dtype=np.int64).reshape(-1)
         slab = offsets // self.layout.slab_units
         # Unsigned, what is negative is too large.
         if np.maximum.reduce(slab.view(np.uint64), initial=0) >= self.layout.num_slabs:
-            raise AssertionError(f"no page of this arena: {offsets[(slab < 0) | (slab >= self.layout.num_slabs)][:8]}")
+            raise AssertionError(
+                "no page of this arena:"
+                f" {offsets[(slab < 0) | (slab >= self.layout.num_slabs)][:8]}"
+            )
         inside, units = offsets - slab * self.layout.slab_units, self._slab_page_units[slab]
         index = inside // units
-        return slab * self._width + index, (index * units == inside) & (index < self._slab_pages[slab])
+        return slab * self._width + index, (index * units == inside) & (
+            index < self._slab_pages[slab]
+        )
 
     def _live(self, pages: npt.ArrayLike) -> Ids:
         """Rows of pages that are not free. AssertionError where one is."""
@@ -288,21 +330,31 @@ class PagePool:
     # -- transitions
 
     def _settle(self, ids: Ids, references: Any, uses: Any) -> None:
-        """Store new counts of live pages (ids ascending, unique) and the states that follow from them."""
+        """Store new counts of live pages (ids ascending, unique) and the states that follow from
+        them.
+        """
         gone = (references | uses) == 0
         leaves = np.count_nonzero(gone) > 0
         if leaves and len(self._pinned):
-            self._demand(~gone | (self._pins[ids] == 0), ids, "pinned, and would lose their last reference and use")
+            self._demand(
+                ~gone | (self._pins[ids] == 0),
+                ids,
+                "pinned, and would lose their last reference and use",
+            )
         self._references[ids] = references
         self._uses[ids] = uses
-        after = np.where(references > self._in_flight[ids], _HELD, np.where(references > 0, _LIMBO, _CACHED))
+        after = np.where(
+            references > self._in_flight[ids], _HELD, np.where(references > 0, _LIMBO, _CACHED)
+        )
         after[gone] = _FREE
         self._transition(ids, after)
         if leaves:
             self._vacate(ids[gone])
 
     def _transition(self, ids: Ids, after: Any) -> None:
-        """Enter states (of every page, or one for all) and count them. The bucket of their slabs must be there."""
+        """Enter states (of every page, or one for all) and count them. The bucket of their slabs
+        must be there.
+        """
         before = self._flat_states[ids]
         if not np.count_nonzero(before != after):
             return
@@ -312,13 +364,17 @@ class PagePool:
         self._counts += delta.reshape(self._counts.shape)
 
     def _vacate(self, ids: Ids) -> None:
-        """Account for pages (ascending) that have just become free; slabs without a used page leave their bucket."""
+        """Account for pages (ascending) that have just become free; slabs without a used page leave
+        their bucket.
+        """
         slabs, freed = _tally(ids // self._width)
         self._used[slabs] -= freed
         self._refresh_room(slabs)
         empty = slabs[self._used[slabs] == 0]
         if len(empty):
-            np.subtract.at(self._counts[:, _FREE], self._slab_bucket[empty], self._slab_pages[empty])
+            np.subtract.at(
+                self._counts[:, _FREE], self._slab_bucket[empty], self._slab_pages[empty]
+            )
             self._slab_bucket[empty] = _NO_BUCKET
             self._slab_pages[empty] = 0
             self._slab_page_units[empty] = 1
@@ -333,7 +389,9 @@ class PagePool:
     # -- allocation
 
     def _allocate_in_one(self, bucket: int, count: int) -> Pages | None:
-        """What ``_pick`` and ``_occupy`` do where one slab has it all, as nearly always; None where none has."""
+        """What ``_pick`` and ``_occupy`` do where one slab has it all, as nearly always; None where
+        none has.
+        """
         per_slab, room = self._per_slab[bucket], self._room[bucket]
         slab = int(room.argmin())
         free = int(room[slab])
@@ -348,12 +406,16 @@ class PagePool:
         room[slab] = free - count or _NO_ROOM
         self._counts[bucket, _FREE] -= count
         self._counts[bucket, _HELD] += count
-        return (slab * self.layout.slab_units + index * self.layout.page_units[bucket]).astype(np.int32)
+        return (slab * self.layout.slab_units + index * self.layout.page_units[bucket]).astype(
+            np.int32
+        )
 
     def _pick(self, bucket: int, count: int) -> tuple[Ids, Ids]:
-        """Rows of ``count`` free pages, and their slabs in the same order: the fullest slabs first, then new ones.
+        """Rows of ``count`` free pages, and their slabs in the same order: the fullest slabs first,
+        then new ones.
 
-        Every slab but the last is used up. New slabs join the bucket; taking the pages is left to the caller.
+        Every slab but the last is used up. New slabs join the bucket; taking the pages is left to
+        the caller.
         """
         per_slab, room = self._per_slab[bucket], self._room[bucket]
         ids = slabs = np.zeros(0, np.int64)
@@ -396,7 +458,9 @@ class PagePool:
     # -- compaction
 
     def _emptiest_movable(self, bucket: int) -> int | None:
-        """The bucket's emptiest slab without pinned pages, if the other slabs have room for its pages."""
+        """The bucket's emptiest slab without pinned pages, if the other slabs have room for its
+        pages.
+        """
         room = self._room[bucket]
         if int(self._counts[bucket, _FREE]) < self._per_slab[bucket]:
             return None
@@ -441,42 +505,71 @@ class PagePool:
     # -- check
 
     def check(self) -> None:
-        """Recompute every count from the pages themselves and assert conservation, in pages and in bytes. Slow."""
+        """Recompute every count from the pages themselves and assert conservation, in pages and in
+        bytes. Slow.
+        """
         layout, owned = self.layout, self._slab_bucket != _NO_BUCKET
         free = self._free_slabs[: self._num_free_slabs]
         assert len(np.unique(free)) == len(free), "a slab is on the free list twice"
-        assert sorted(free.tolist()) == np.flatnonzero(~owned).tolist(), "free list and slab owners disagree"
+        assert sorted(free.tolist()) == np.flatnonzero(~owned).tolist(), (
+            "free list and slab owners disagree"
+        )
         self._check_pages(owned)
         total_units = len(free) * layout.slab_units
         for bucket, per_slab in enumerate(self._per_slab):
             mine = np.flatnonzero(self._slab_bucket == bucket)
             tally = np.bincount(self._states[mine, :per_slab].reshape(-1), minlength=_STATES)
-            assert tally.tolist() == self._counts[bucket].tolist(), f"counts of bucket {bucket} are wrong"
+            assert tally.tolist() == self._counts[bucket].tolist(), (
+                f"counts of bucket {bucket} are wrong"
+            )
             counts = self.counts(bucket)
             pages = counts.free + counts.cached + counts.held + counts.limbo
             assert pages == len(mine) * per_slab, f"bucket {bucket} lost or made pages"
-            total_units += pages * layout.page_units[bucket] + len(mine) * (layout.slab_units % layout.page_units[bucket])
+            total_units += pages * layout.page_units[bucket] + len(mine) * (
+                layout.slab_units % layout.page_units[bucket]
+            )
             used = (self._states[mine, :per_slab] != _FREE).sum(axis=1)
-            assert (used == self._used[mine]).all() and (used > 0).all(), "an empty slab is still owned"
+            assert (used == self._used[mine]).all() and (used > 0).all(), (
+                "an empty slab is still owned"
+            )
             room = np.full(layout.num_slabs, _NO_ROOM, np.int64)
             room[mine] = np.where(used < per_slab, per_slab - used, _NO_ROOM)
             assert (room == self._room[bucket]).all(), f"room of bucket {bucket} is wrong"
-        assert total_units * layout.unit_bytes == layout.num_slabs * layout.slab_units * layout.unit_bytes, "bytes got lost"
+        assert (
+            total_units * layout.unit_bytes
+            == layout.num_slabs * layout.slab_units * layout.unit_bytes
+        ), "bytes got lost"
 
     def _check_pages(self, owned: npt.NDArray[np.bool_]) -> None:
         states, references, uses, pins = self._flat_states, self._references, self._uses, self._pins
-        assert (references >= 0).all() and (uses >= 0).all() and (pins >= 0).all(), "a count is negative"
-        assert ((references > self._in_flight) == (states == _HELD)).all(), "held if and only if a request references it"
+        assert (references >= 0).all() and (uses >= 0).all() and (pins >= 0).all(), (
+            "a count is negative"
+        )
+        assert ((references > self._in_flight) == (states == _HELD)).all(), (
+            "held if and only if a request references it"
+        )
         limbo = (references == self._in_flight) & (references > 0)
-        assert (limbo == (states == _LIMBO)).all(), "in limbo if and only if steps have all references"
-        assert (((references == 0) & (uses > 0)) == (states == _CACHED)).all(), "cached if and only if only used"
-        assert ((pins == 0) | (references + uses > 0)).all(), "a pinned page is neither held nor cached"
+        assert (limbo == (states == _LIMBO)).all(), (
+            "in limbo if and only if steps have all references"
+        )
+        assert (((references == 0) & (uses > 0)) == (states == _CACHED)).all(), (
+            "cached if and only if only used"
+        )
+        assert ((pins == 0) | (references + uses > 0)).all(), (
+            "a pinned page is neither held nor cached"
+        )
         assert (np.flatnonzero(pins) == self._pinned).all(), "the list of pinned pages is wrong"
         rows = np.concatenate([np.zeros(0, np.int64), *(rows for _, rows in self._limbo)])
-        assert (np.bincount(rows, minlength=len(states)) == self._in_flight).all(), "limbo lists are wrong"
+        assert (np.bincount(rows, minlength=len(states)) == self._in_flight).all(), (
+            "limbo lists are wrong"
+        )
         beyond = np.arange(self._width) >= self._slab_pages[:, None]
-        assert not self._states[beyond].any(), "a page beyond its slab's end, or in a slab nobody has, is in use"
-        assert (self._used[~owned] == 0).all() and (self._slab_page_units[~owned] == 1).all(), "a free slab is not blank"
+        assert not self._states[beyond].any(), (
+            "a page beyond its slab's end, or in a slab nobody has, is in use"
+        )
+        assert (self._used[~owned] == 0).all() and (self._slab_page_units[~owned] == 1).all(), (
+            "a free slab is not blank"
+        )
 
 
 def _tally(ids: Ids) -> tuple[Ids, Any]:

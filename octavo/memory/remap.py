@@ -1,6 +1,7 @@
 """What compaction did, as a rewriting of page numbers wherever they are written down.
 
-Owns ``Remap``. Knows nothing of who writes pages down: pool, tables, index and spans apply it to their own arrays.
+Owns ``Remap``. Knows nothing of who writes pages down: pool, tables, index and spans apply it to
+their own arrays.
 """
 
 from __future__ import annotations

@@ -1,1 +1,3 @@
-"""Model families, files of data. Torch-free; ``octavo.spec.hf.find_families`` looks for ``FAMILY`` and ``FAMILIES``."""
+"""Model families, files of data. Torch-free; ``octavo.spec.hf.find_families`` looks for ``FAMILY``
+and ``FAMILIES``.
+"""

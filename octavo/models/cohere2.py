@@ -1,5 +1,5 @@
-"""Cohere 2 (Command R7B, Command A): windows with rotation, every fourth layer full without, attention beside the MLP.
-Torch-free data.
+"""Cohere 2 (Command R7B, Command A): windows with rotation, every fourth layer full without,
+attention beside the MLP. Torch-free data.
 
 Owns class defaults and refusals of the family.
 """
@@ -31,8 +31,13 @@ DEFAULTS: Final = {
 
 
 def spell(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Which layers are full, and that neighbours are rotated against each other, in layers with a window."""
-    refuse(config, {"use_qk_norm": (False,), "use_parallel_block": (True,), "use_gated_activation": (True,)})
+    """Which layers are full, and that neighbours are rotated against each other, in layers with a
+    window.
+    """
+    refuse(
+        config,
+        {"use_qk_norm": (False,), "use_parallel_block": (True,), "use_gated_activation": (True,)},
+    )
     return {
         **full_every(4)(config),
         "rms_norm_eps": config["layer_norm_eps"],
@@ -44,7 +49,9 @@ def spell(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def options(config: Config) -> Mapping[str, Any]:
     """Options of the decoder module."""
-    return decoder_options(config, norm="center", placement="parallel", logit_scale=float(config["logit_scale"]))
+    return decoder_options(
+        config, norm="center", placement="parallel", logit_scale=float(config["logit_scale"])
+    )
 
 
 FAMILY = decoder(

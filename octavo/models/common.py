@@ -1,4 +1,5 @@
-"""What several families' files say alike: layer lists from ``layer_types``, refusals, options, tensor names. Torch-free.
+"""What several families' files say alike: layer lists from ``layer_types``, refusals, options,
+tensor names. Torch-free.
 
 Owns no family. Knows the layer types that Transformers gives names to.
 """
@@ -16,7 +17,12 @@ from octavo.spec.decoder import DecoderOptions
 from octavo.spec.family import Family, Rename, Repack
 from octavo.spec.kind import PLANNING, Config, Kind, LayerSpec, count
 
-FULL, SLIDING, CHUNKED, LINEAR = "full_attention", "sliding_attention", "chunked_attention", "linear_attention"
+FULL, SLIDING, CHUNKED, LINEAR = (
+    "full_attention",
+    "sliding_attention",
+    "chunked_attention",
+    "linear_attention",
+)
 
 OLD_TYPES: Final = {"attention": FULL, "mamba": LINEAR}
 """Layer types by the names that older configs have for them."""
@@ -24,12 +30,16 @@ OLD_TYPES: Final = {"attention": FULL, "mamba": LINEAR}
 DECODER = "octavo.nn.decoder:Decoder"
 
 Mixers = tuple[tuple[str, type[Kind]], ...]
-"""(module name in the checkpoint, kind) of everything that mixes tokens in a layer; empty where nothing does."""
+"""(module name in the checkpoint, kind) of everything that mixes tokens in a layer; empty where
+nothing does.
+"""
 
 IGNORED = (r".*\.rotary_emb\.inv_freq",)
 """Tensors that old checkpoints carry and that follow from the config."""
 
-GATE_UP: Final = Repack(pattern=r"(.*)\.gate_up_proj\.weight", into=(r"\1.gate_proj.weight", r"\1.up_proj.weight"))
+GATE_UP: Final = Repack(
+    pattern=r"(.*)\.gate_up_proj\.weight", into=(r"\1.gate_proj.weight", r"\1.up_proj.weight")
+)
 """Gate and up projection of an MLP in one tensor."""
 
 GGUF_NAMES: tuple[Rename, ...] = (
@@ -46,7 +56,8 @@ GGUF_NAMES: tuple[Rename, ...] = (
 
 
 def refuse(config: Config, fields: Mapping[str, Iterable[Any]]) -> None:
-    """Raise UnsupportedError for the first field whose value is neither absent nor among those that are no change at all.
+    """Raise UnsupportedError for the first field whose value is neither absent nor among those that
+    are no change at all.
 
     Not for planning: fields that change computation change no cache.
     """
@@ -60,14 +71,19 @@ def refuse(config: Config, fields: Mapping[str, Iterable[Any]]) -> None:
 
 def typed_layers(config: Config) -> tuple[LayerSpec, ...]:
     """One mixer ``self_attn`` per layer, full or sliding by ``config["layer_types"]``."""
-    return layers_by_type(config, {FULL: (("self_attn", FullAttention),), SLIDING: (("self_attn", SlidingWindow),)})
+    return layers_by_type(
+        config, {FULL: (("self_attn", FullAttention),), SLIDING: (("self_attn", SlidingWindow),)}
+    )
 
 
-def layers_by_type(config: Config, mixers: Mapping[str, Mixers], *, field: str = "layer_types") -> tuple[LayerSpec, ...]:
-    """The layers that ``config[field]`` names; entries past the layer count, of layers for drafting, are not layers.
+def layers_by_type(
+    config: Config, mixers: Mapping[str, Mixers], *, field: str = "layer_types"
+) -> tuple[LayerSpec, ...]:
+    """The layers that ``config[field]`` names; entries past the layer count, of layers for
+    drafting, are not layers.
 
-    mixers: layer type -> what mixes tokens in such a layer. Raises ConfigError where a layer has no type, UnsupportedError
-    where its type is none of these.
+    mixers: layer type -> what mixes tokens in such a layer. Raises ConfigError where a layer has no
+    type, UnsupportedError where its type is none of these.
     """
     layers = count(config, "num_hidden_layers")
     types = listed(config, field)
@@ -77,8 +93,15 @@ def layers_by_type(config: Config, mixers: Mapping[str, Mixers], *, field: str =
     for index, name in enumerate(types[:layers]):
         found = mixers.get(OLD_TYPES.get(name, name) if isinstance(name, str) else "")
         if found is None:
-            raise UnsupportedError(f"{field}[{index}] {name!r} is not supported; supported: {', '.join(mixers)}")
-        made.append(LayerSpec(index=index, mixers=tuple((mixer, kind.from_hf(config, index)) for mixer, kind in found)))
+            raise UnsupportedError(
+                f"{field}[{index}] {name!r} is not supported; supported: {', '.join(mixers)}"
+            )
+        made.append(
+            LayerSpec(
+                index=index,
+                mixers=tuple((mixer, kind.from_hf(config, index)) for mixer, kind in found),
+            )
+        )
     return tuple(made)
 
 
@@ -91,10 +114,17 @@ def listed(config: Mapping[str, Any], name: str) -> list[Any]:
 
 
 def every(config: Config, period: int, rare: str, other: str) -> list[str]:
-    """Layer types in which every ``period``-th layer is ``rare``. Raises ConfigError unless the period is positive."""
+    """Layer types in which every ``period``-th layer is ``rare``. Raises ConfigError unless the
+    period is positive.
+    """
     if not isinstance(period, int) or period < 1:
-        raise ConfigError(f"the period of {rare} layers must be a whole number of at least 1, not {period!r}")
-    return [other if (index + 1) % period else rare for index in range(count(config, "num_hidden_layers"))]
+        raise ConfigError(
+            f"the period of {rare} layers must be a whole number of at least 1, not {period!r}"
+        )
+    return [
+        other if (index + 1) % period else rare
+        for index in range(count(config, "num_hidden_layers"))
+    ]
 
 
 def planned(
@@ -108,7 +138,8 @@ def planned(
 ) -> Family:
     """A family that can be planned for but not run yet.
 
-    spell: entries to add to the config with its defaults filled in: what the file leaves to be derived.
+    spell: entries to add to the config with its defaults filled in: what the file leaves to be
+        derived.
     """
 
     def normalize(config: Config) -> Config:
@@ -116,12 +147,19 @@ def planned(
         return {**full, **spell(full)}
 
     return Family(
-        name=name, model_types=(name, *aliases), normalize=normalize, layers=layers, defaults=defaults, parameters=parameters
+        name=name,
+        model_types=(name, *aliases),
+        normalize=normalize,
+        layers=layers,
+        defaults=defaults,
+        parameters=parameters,
     )
 
 
 def decoder_options(config: Config, **changes: Any) -> Mapping[str, Any]:
-    """Options of ``DECODER`` by the names that most configs have for them; ``changes`` are ``DecoderOptions``' own fields."""
+    """Options of ``DECODER`` by the names that most configs have for them; ``changes`` are
+    ``DecoderOptions``' own fields.
+    """
     usual = {
         "hidden_size": int(config["hidden_size"]),
         "intermediate_size": int(config["intermediate_size"]),
@@ -143,38 +181,55 @@ def decoder(
     aliases: tuple[str, ...] = (),
 ) -> Family:
     """A family that ``DECODER`` runs; arguments as for ``planned``, and the decoder's options."""
-    family = planned(name, defaults=defaults, parameters=parameters, spell=spell, layers=layers, aliases=aliases)
+    family = planned(
+        name, defaults=defaults, parameters=parameters, spell=spell, layers=layers, aliases=aliases
+    )
     return replace(family, module=DECODER, options=options, ignored=IGNORED)
 
 
 def rope_by_type(config: Config, *, far: float, near: float | None = None) -> dict[str, Any]:
-    """``rope_parameters`` of full and of sliding layers, where ``rope_scaling`` is that of full layers only.
+    """``rope_parameters`` of full and of sliding layers, where ``rope_scaling`` is that of full
+    layers only.
 
-    far, near: thetas where the file gives none; without ``near`` both have the same, else that of sliding layers is
-    ``rope_local_base_freq``. Raises UnsupportedError where ``rope_parameters`` are not one mapping per layer type.
+    far, near: thetas where the file gives none; without ``near`` both have the same, else that of
+    sliding layers is ``rope_local_base_freq``. Raises UnsupportedError where ``rope_parameters``
+    are not one mapping per layer type.
     """
     given = config.get("rope_parameters") or {}
     if config.get(PLANNING):
         return {}
     strange = sorted(set(given) - {FULL, SLIDING})
     if strange:
-        raise UnsupportedError(f"rope_parameters.{strange[0]} is not supported: this model has one entry per layer type")
+        raise UnsupportedError(
+            f"rope_parameters.{strange[0]} is not supported: this model has one entry per layer"
+            " type"
+        )
     theta = config.get("rope_theta", far)
     local = theta if near is None else config.get("rope_local_base_freq", near)
     return {
-        FULL: {"rope_theta": theta, **(config.get("rope_scaling") or {}), **(given.get(FULL) or {})},
+        FULL: {
+            "rope_theta": theta,
+            **(config.get("rope_scaling") or {}),
+            **(given.get(FULL) or {}),
+        },
         SLIDING: {"rope_theta": local, **(given.get(SLIDING) or {})},
     }
 
 
 def rotated_only(config: Config, *layer_types: str) -> dict[str, Any]:
-    """``rope_parameters`` by which layers of these types are rotated, and full ones are not unless they are among them."""
+    """``rope_parameters`` by which layers of these types are rotated, and full ones are not unless
+    they are among them.
+    """
     old = {"rope_theta": config.get("rope_theta", 10000.0), **(config.get("rope_scaling") or {})}
     return {FULL: None, **dict.fromkeys(layer_types, config.get("rope_parameters") or old)}
 
 
-def gguf_config(metadata: Mapping[str, Any], keys: Mapping[str, str], known: Iterable[str]) -> dict[str, Any]:
-    """Config entries by ``keys`` (GGUF key -> config key). A key in neither ``keys`` nor ``known`` is refused by name."""
+def gguf_config(
+    metadata: Mapping[str, Any], keys: Mapping[str, str], known: Iterable[str]
+) -> dict[str, Any]:
+    """Config entries by ``keys`` (GGUF key -> config key). A key in neither ``keys`` nor ``known``
+    is refused by name.
+    """
     for key in metadata:
         if key not in keys and key not in tuple(known):
             raise UnsupportedError(f"GGUF key {key} is not supported")
@@ -193,4 +248,5 @@ GGUF_KEYS: Final = {
     "rope.freq_base": "rope_theta",
     "vocab_size": "vocab_size",
 }
-"""GGUF metadata keys (without the architecture) that mean the same in every family of this shape."""
+"""GGUF metadata keys (without the architecture) that mean the same in every family of this shape.
+"""

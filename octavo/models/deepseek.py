@@ -1,7 +1,8 @@
-"""DeepSeek-V2, V3 and V3.2, Kimi K2, GLM-5: latent attention, with and without an indexer. Torch-free data.
+"""DeepSeek-V2, V3 and V3.2, Kimi K2, GLM-5: latent attention, with and without an indexer.
+Torch-free data.
 
-Owns class defaults, which layers have an indexer of their own, and how experts are chosen. Modules are called alike in official
-checkpoints and in those of Transformers.
+Owns class defaults, which layers have an indexer of their own, and how experts are chosen. Modules
+are called alike in official checkpoints and in those of Transformers.
 """
 
 from __future__ import annotations
@@ -24,7 +25,13 @@ from octavo.spec.moe import MoEOptions
 LATENT, INDEXED = "latent_attention", "indexed_attention"
 
 _PLAIN: Final = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
-_SHAPES: Final = {**_PLAIN, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
+_SHAPES: Final = {
+    **_PLAIN,
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
+}
 _NOAUX: Final = {"num_experts_per_tok": 8, "norm_topk_prob": True, "routed_scaling_factor": 2.5}
 V2: Final = {
     **_SHAPES,
@@ -60,7 +67,13 @@ V3: Final = {
     "first_k_dense_replace": 3,
     "max_position_embeddings": 4096,
 }
-V32: Final = {**V3, "max_position_embeddings": 163840, "index_topk": 2048, "index_head_dim": 128, "index_n_heads": 64}
+V32: Final = {
+    **V3,
+    "max_position_embeddings": 163840,
+    "index_topk": 2048,
+    "index_head_dim": 128,
+    "index_n_heads": 64,
+}
 GLM: Final = {
     **_PLAIN,
     **_NOAUX,
@@ -89,49 +102,75 @@ GLM: Final = {
 
 
 def _refuse(config: Config, *, method: str, scoring: str) -> None:
-    """Raise UnsupportedError or ConfigError for the first field that no model of these classes has."""
+    """Raise UnsupportedError or ConfigError for the first field that no model of these classes
+    has.
+    """
     refuse(config, {"mlp_bias": (False,), "moe_layer_freq": (1,), "scoring_func": (scoring,)})
     methods = {"noaux_tc": ("noaux_tc",), "greedy": ("greedy", "group_limited_greedy")}[method]
-    refuse(config, {"topk_method": methods, **({"norm_topk_prob": (False,)} if method == "greedy" else {})})
+    refuse(
+        config,
+        {"topk_method": methods, **({"norm_topk_prob": (False,)} if method == "greedy" else {})},
+    )
     if config.get("mlp_layer_types") is None or config.get(PLANNING):
         return
     layers = count(config, "num_hidden_layers")
     dense = min(count(config, "first_k_dense_replace", 0), layers)
-    if listed(config, "mlp_layer_types")[:layers] != ["dense"] * dense + ["sparse"] * (layers - dense):
-        raise UnsupportedError(f"mlp_layer_types are only supported as first_k_dense_replace {dense} makes them")
+    if listed(config, "mlp_layer_types")[:layers] != ["dense"] * dense + ["sparse"] * (
+        layers - dense
+    ):
+        raise UnsupportedError(
+            f"mlp_layer_types are only supported as first_k_dense_replace {dense} makes them"
+        )
 
 
 def v2_spell(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Every layer is of one type; neighbours rotate against each other."""
     _refuse(config, method="greedy", scoring="softmax")
-    return {"layer_types": [LATENT] * count(config, "num_hidden_layers"), "interleaved_rotary": True}
+    return {
+        "layer_types": [LATENT] * count(config, "num_hidden_layers"),
+        "interleaved_rotary": True,
+    }
 
 
 def v3_spell(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Every layer is of one type; ``rope_interleave`` says what rotates against each other."""
     _refuse(config, method="noaux_tc", scoring="sigmoid")
     interleaved = bool(config.get("rope_interleave", True))
-    return {"layer_types": [LATENT] * count(config, "num_hidden_layers"), "interleaved_rotary": interleaved}
+    return {
+        "layer_types": [LATENT] * count(config, "num_hidden_layers"),
+        "interleaved_rotary": interleaved,
+    }
 
 
 def indexed_spell(config: Mapping[str, Any], *, interleaved: bool) -> Mapping[str, Any]:
-    """Every layer is indexed; GLM says which share: a list, a pattern such as ``FSSF``, or by frequency behind an offset.
+    """Every layer is indexed; GLM says which share: a list, a pattern such as ``FSSF``, or by
+    frequency behind an offset.
 
     interleaved: in index keys too, neighbours rotate against each other.
-    Raises ConfigError where a layer has no or an unknown indexer type, or the first would share what is not there.
+    Raises ConfigError where a layer has no or an unknown indexer type, or the first would share
+    what is not there.
     """
     _refuse(config, method="noaux_tc", scoring="sigmoid")
     refuse(config, {"rope_interleave": (True,), "indexer_rope_interleave": (interleaved,)})
     layers = count(config, "num_hidden_layers")
     letters, types = {"F": "full", "S": "shared"}, listed(config, "indexer_types")
     pattern = config.get("index_topk_pattern")
-    types = types or (list(pattern) if isinstance(pattern, str) else listed(config, "index_topk_pattern"))
+    types = types or (
+        list(pattern) if isinstance(pattern, str) else listed(config, "index_topk_pattern")
+    )
     if not types:
-        period, offset = max(config.get("index_topk_freq") or 1, 1), config.get("index_skip_topk_offset", 2)
-        types = ["shared" if max(index - offset + 1, 0) % period else "full" for index in range(layers)]
+        period, offset = (
+            max(config.get("index_topk_freq") or 1, 1),
+            config.get("index_skip_topk_offset", 2),
+        )
+        types = [
+            "shared" if max(index - offset + 1, 0) % period else "full" for index in range(layers)
+        ]
     types = [letters.get(name, name) for name in types]
     if len(types) < layers:
-        raise ConfigError(f"indexer_types names {len(types)} layers, num_hidden_layers says {layers}")
+        raise ConfigError(
+            f"indexer_types names {len(types)} layers, num_hidden_layers says {layers}"
+        )
     for index, name in enumerate(types[:layers]):
         if name not in letters.values():
             raise ConfigError(f"indexer_types[{index}] {name!r} is neither full nor shared")
@@ -143,7 +182,9 @@ def indexed_spell(config: Mapping[str, Any], *, interleaved: bool) -> Mapping[st
 
 def layers(config: Config) -> tuple[LayerSpec, ...]:
     """One mixer ``self_attn`` per layer."""
-    return layers_by_type(config, {LATENT: (("self_attn", MultiHeadLatent),), INDEXED: (("self_attn", SparseLatent),)})
+    return layers_by_type(
+        config, {LATENT: (("self_attn", MultiHeadLatent),), INDEXED: (("self_attn", SparseLatent),)}
+    )
 
 
 def parameters(config: Config) -> int:
@@ -158,7 +199,9 @@ def parameters(config: Config) -> int:
 
 
 def v2_options(config: Config) -> Mapping[str, Any]:
-    """Softmax scores as they are; groups, where they count, by their best expert (DeepSeek-V2, section 2.2.2)."""
+    """Softmax scores as they are; groups, where they count, by their best expert (DeepSeek-V2,
+    section 2.2.2).
+    """
     sparse, inner = behind_dense(config), count(config, "moe_intermediate_size")
     if not sparse:
         return decoder_options(config)
@@ -191,7 +234,15 @@ def _family(
     options: Callable[[Config], Mapping[str, Any]] = v3_options,
     aliases: tuple[str, ...] = (),
 ) -> Family:
-    made = decoder(name, defaults=defaults, parameters=parameters, spell=spell, layers=layers, options=options, aliases=aliases)
+    made = decoder(
+        name,
+        defaults=defaults,
+        parameters=parameters,
+        spell=spell,
+        layers=layers,
+        options=options,
+        aliases=aliases,
+    )
     return replace(made, repack=ONE_BY_ONE, drafts=r"model\.layers\.(\d+)\..*")
 
 

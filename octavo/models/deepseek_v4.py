@@ -1,7 +1,8 @@
-"""DeepSeek-V4: windows beside compressed entries, sparse and heavy; hyper-connections; experts by token id. Torch-free data.
+"""DeepSeek-V4: windows beside compressed entries, sparse and heavy; hyper-connections; experts by
+token id. Torch-free data.
 
-Owns class defaults, the reading of ``compress_ratios`` and ``layer_types``, and the names that checkpoints have for tensors:
-Transformers' module names, what it writes, and DeepSeek's own.
+Owns class defaults, the reading of ``compress_ratios`` and ``layer_types``, and the names that
+checkpoints have for tensors: Transformers' module names, what it writes, and DeepSeek's own.
 """
 
 from __future__ import annotations
@@ -15,7 +16,15 @@ from octavo.base import ConfigError, UnsupportedError
 from octavo.kinds.v4_csa.spec import V4CompressedSparse
 from octavo.kinds.v4_hca.spec import V4HeavilyCompressed
 from octavo.kinds.v4_window.spec import V4Window
-from octavo.models.common import IGNORED, SLIDING, decoder_options, layers_by_type, listed, planned, refuse
+from octavo.models.common import (
+    IGNORED,
+    SLIDING,
+    decoder_options,
+    layers_by_type,
+    listed,
+    planned,
+    refuse,
+)
 from octavo.models.moe import ONE_BY_ONE
 from octavo.models.weights import embeddings, experts, gated_mlp
 from octavo.spec.family import Rename
@@ -77,11 +86,17 @@ _LEAVES: Final = (
     (r"attn\.compressor\.w(kv|gate)\.weight", r"self_attn.compressor.\2_proj.weight"),
     (r"attn\.compressor\.norm\.weight", r"self_attn.compressor.kv_norm.weight"),
     (r"attn\.compressor\.ape", r"self_attn.compressor.position_bias"),
-    (r"attn\.indexer\.compressor\.w(kv|gate)\.weight", r"self_attn.compressor.indexer.\2_proj.weight"),
+    (
+        r"attn\.indexer\.compressor\.w(kv|gate)\.weight",
+        r"self_attn.compressor.indexer.\2_proj.weight",
+    ),
     (r"attn\.indexer\.compressor\.norm\.weight", r"self_attn.compressor.indexer.kv_norm.weight"),
     (r"attn\.indexer\.compressor\.ape", r"self_attn.compressor.indexer.position_bias"),
     (r"attn\.indexer\.wq_b\.weight", r"self_attn.compressor.indexer.q_b_proj.weight"),
-    (r"attn\.indexer\.weights_proj\.weight", r"self_attn.compressor.indexer.scorer.weights_proj.weight"),
+    (
+        r"attn\.indexer\.weights_proj\.weight",
+        r"self_attn.compressor.indexer.scorer.weights_proj.weight",
+    ),
     (r"ffn\.gate\.bias", r"mlp.gate.e_score_correction_bias"),
     (r"ffn\.gate\.(weight|tid2eid)", r"mlp.gate.\2"),
     (r"ffn\.(experts\.\d+|shared_experts)\.w1\.weight", r"mlp.\2.gate_proj.weight"),
@@ -103,24 +118,42 @@ DRAFTS: Final = (r"(?:model\.)?mtp\..*",)
 
 
 def spell(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Both ``layer_types`` and ``compress_ratios`` from either, the rotated size, and both rotations.
+    """Both ``layer_types`` and ``compress_ratios`` from either, the rotated size, and both
+    rotations.
 
-    Raises UnsupportedError without either: no schedule of a released model follows from the class defaults. Ratios other than
-    0, 4 and 128 need ``layer_types`` and ``compress_rates``.
+    Raises UnsupportedError without either: no schedule of a released model follows from the class
+    defaults. Ratios other than 0, 4 and 128 need ``layer_types`` and ``compress_rates``.
     """
     types, ratios = config.get("layer_types"), config.get("compress_ratios")
     rates = {SPARSE: 4, HEAVY: 128, SLIDING: 0, **(config.get("compress_rates") or {})}
     if types is None:
         if ratios is None:
             raise UnsupportedError(
-                "compress_ratios and layer_types are missing; a DeepSeek-V4 config says which layers compress"
+                "compress_ratios and layer_types are missing; a DeepSeek-V4 config says which"
+                " layers compress"
             )
         if not isinstance(ratios, list | tuple) or any(ratio not in TYPES for ratio in ratios):
-            raise ConfigError(f"compress_ratios must be a list of {', '.join(map(str, TYPES))}; other ratios need layer_types")
-        types, rates = [TYPES[ratio] for ratio in ratios], {name: ratio for ratio, name in TYPES.items()}
-    refuse(config, {"hidden_act": ("silu",), "norm_topk_prob": (True,), "attention_bias": (False,), "mlp_bias": (False,)})
+            raise ConfigError(
+                f"compress_ratios must be a list of {', '.join(map(str, TYPES))}; other ratios need"
+                " layer_types"
+            )
+        types, rates = (
+            [TYPES[ratio] for ratio in ratios],
+            {name: ratio for ratio, name in TYPES.items()},
+        )
+    refuse(
+        config,
+        {
+            "hidden_act": ("silu",),
+            "norm_topk_prob": (True,),
+            "attention_bias": (False,),
+            "mlp_bias": (False,),
+        },
+    )
     refuse(config, {"scoring_func": ("sqrtsoftplus",), "n_group": (1,)})
-    rotated = config.get("qk_rope_head_dim") or int(config["head_dim"] * config.get("partial_rotary_factor", 0.125))
+    rotated = config.get("qk_rope_head_dim") or int(
+        config["head_dim"] * config.get("partial_rotary_factor", 0.125)
+    )
     return {
         "layer_types": types,
         "compress_ratios": [rates.get(name, 0) for name in types],
@@ -133,7 +166,8 @@ def spell(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def rotations(config: Mapping[str, Any]) -> dict[str, Any]:
     """``rope_parameters`` of layers without a compressor (``main``) and with one (``compress``).
 
-    A file gives both, or one scaling, which is then that of ``compress`` only. YaRN's own factor of cos and sin is not used.
+    A file gives both, or one scaling, which is then that of ``compress`` only. YaRN's own factor of
+    cos and sin is not used.
     """
     given = config.get("rope_parameters") or config.get("rope_scaling") or {}
     main, scaled = given.get("main"), given.get("compress")
@@ -143,18 +177,29 @@ def rotations(config: Mapping[str, Any]) -> dict[str, Any]:
     if scaled.get("rope_type", scaled.get("type")) == "yarn":
         scaled = {"attention_factor": 1.0, **scaled}
     # Which elements are rotated is what ``qk_rope_head_dim`` says.
-    return {name: {**rope, "partial_rotary_factor": 1.0} for name, rope in (("main", main), ("compress", scaled))}
+    return {
+        name: {**rope, "partial_rotary_factor": 1.0}
+        for name, rope in (("main", main), ("compress", scaled))
+    }
 
 
 def layers(config: Config) -> tuple[LayerSpec, ...]:
     """One mixer ``self_attn`` per layer; the trailing entry of the drafting layer is none."""
-    kinds: dict[str, type[Kind]] = {SLIDING: V4Window, SPARSE: V4CompressedSparse, HEAVY: V4HeavilyCompressed}
+    kinds: dict[str, type[Kind]] = {
+        SLIDING: V4Window,
+        SPARSE: V4CompressedSparse,
+        HEAVY: V4HeavilyCompressed,
+    }
     return layers_by_type(config, {name: (("self_attn", kind),) for name, kind in kinds.items()})
 
 
 def parameters(config: Config) -> int:
-    """Attention with low-rank queries and grouped low-rank output, compressors, hyper-connections, experts."""
-    hidden, heads, dim = (count(config, name) for name in ("hidden_size", "num_attention_heads", "head_dim"))
+    """Attention with low-rank queries and grouped low-rank output, compressors, hyper-connections,
+    experts.
+    """
+    hidden, heads, dim = (
+        count(config, name) for name in ("hidden_size", "num_attention_heads", "head_dim")
+    )
     rank, groups, out = (count(config, name) for name in ("q_lora_rank", "o_groups", "o_lora_rank"))
     inner, streams = count(config, "moe_intermediate_size"), count(config, "hc_mult")
     mixing = (2 + streams) * streams
@@ -171,7 +216,9 @@ def parameters(config: Config) -> int:
         if isinstance(kind, V4HeavilyCompressed):
             made += compressor(hidden, dim, kind.ratio, 1)
         elif isinstance(kind, V4CompressedSparse):
-            made += compressor(hidden, dim, kind.ratio, 2) + compressor(hidden, kind.index_dim, kind.ratio, 2)
+            made += compressor(hidden, dim, kind.ratio, 2) + compressor(
+                hidden, kind.index_dim, kind.ratio, 2
+            )
             made += rank * kind.index_heads * kind.index_dim + hidden * kind.index_heads
     return made
 
@@ -182,16 +229,20 @@ def compressor(hidden: int, dim: int, ratio: int, width: int) -> int:
 
 
 def hash_unit(config: Config) -> int:
-    """Twice the tokens after which all groups are closed at once: 256 for the ratios of checkpoints, their logical block.
+    """Twice the tokens after which all groups are closed at once: 256 for the ratios of
+    checkpoints, their logical block.
 
-    A resume point there needs of compressors no more than the group that the next entry looks back at.
+    A resume point there needs of compressors no more than the group that the next entry looks back
+    at.
     """
     ratios = [ratio for ratio in config["compress_ratios"] if ratio]
     return 2 * lcm(*ratios) if ratios else ModelSpec.hash_unit
 
 
 def options(config: Config) -> Mapping[str, Any]:
-    """Options of the decoder with hyper-connections: experts in all layers, in the first ones by token id."""
+    """Options of the decoder with hyper-connections: experts in all layers, in the first ones by
+    token id.
+    """
     every = tuple(range(count(config, "num_hidden_layers")))
     types = listed(config, "mlp_layer_types")
     first = config.get("num_hash_layers", HASH_LAYERS)
@@ -210,7 +261,11 @@ def options(config: Config) -> Mapping[str, Any]:
         wide_router=True,
         limit=float(config["swiglu_limit"]),
     )
-    hashed = replace(moe, layers=by_id, correction=False, table=count(config, "vocab_size")) if by_id else None
+    hashed = (
+        replace(moe, layers=by_id, correction=False, table=count(config, "vocab_size"))
+        if by_id
+        else None
+    )
     plain = decoder_options({**config, "intermediate_size": inner}, norm="wide", moe=moe)
     made = HyperOptions(
         **plain,

@@ -1,4 +1,5 @@
-"""EXAONE 4: norms behind attention and MLP and over heads; full layers beside windows are not rotated. Torch-free data.
+"""EXAONE 4: norms behind attention and MLP and over heads; full layers beside windows are not
+rotated. Torch-free data.
 
 Owns class defaults.
 """
@@ -31,7 +32,11 @@ DEFAULTS: Final = {
 
 def spell(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """No biases. Full layers are rotated only where the config has no window at all."""
-    rope = {} if config.get("sliding_window") is None else {"rope_parameters": rotated_only(config, SLIDING)}
+    rope = (
+        {}
+        if config.get("sliding_window") is None
+        else {"rope_parameters": rotated_only(config, SLIDING)}
+    )
     return {**full_every(4)(config), **rope, "attention_bias": False, "qk_norm": "scale"}
 
 

@@ -1,4 +1,5 @@
-"""The Gemma 2 family: sliding-window and full layers in turn, scores and logits with soft caps. Torch-free data.
+"""The Gemma 2 family: sliding-window and full layers in turn, scores and logits with soft caps.
+Torch-free data.
 
 Owns class defaults and refusals of the family.
 """

@@ -1,6 +1,7 @@
 """The Gemma 3 family, text only: five sliding-window layers to one full layer. Torch-free data.
 
-Owns class defaults, refusals, tensor names of the multimodal checkpoints and GGUF conventions of the family.
+Owns class defaults, refusals, tensor names of the multimodal checkpoints and GGUF conventions of
+the family.
 """
 
 from __future__ import annotations
@@ -44,13 +45,21 @@ DEFAULTS: Final = {
 
 
 def normalize(config: Config) -> Config:
-    """Defaults filled in, ``layer_types`` and per-type ``rope_parameters`` spelled out, whatever the config's age."""
+    """Defaults filled in, ``layer_types`` and per-type ``rope_parameters`` spelled out, whatever
+    the config's age.
+    """
     refuse(config, {"use_bidirectional_attention": (False,)})
     full = {**DEFAULTS, **config, "qk_norm": "offset"}
     if not full.get("layer_types"):
-        # Transformers itself reads only the first spelling; configs on the Hub carry either, and 6 where it matters.
-        pattern = int(full.get("sliding_window_pattern") or full.get("_sliding_window_pattern") or 6)
-        full["layer_types"] = [SLIDING if (index + 1) % pattern else FULL for index in range(count(full, "num_hidden_layers"))]
+        # Transformers itself reads only the first spelling; configs on the Hub carry either, and 6
+        # where it matters.
+        pattern = int(
+            full.get("sliding_window_pattern") or full.get("_sliding_window_pattern") or 6
+        )
+        full["layer_types"] = [
+            SLIDING if (index + 1) % pattern else FULL
+            for index in range(count(full, "num_hidden_layers"))
+        ]
     full["rope_parameters"] = rope_by_type(config, far=1e6, near=1e4)
     return full
 
@@ -68,17 +77,39 @@ def options(config: Config) -> Mapping[str, Any]:
 
 
 def from_gguf(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Config from GGUF metadata of architecture ``gemma3``. Layer pattern and local theta are the architecture's own."""
+    """Config from GGUF metadata of architecture ``gemma3``. Layer pattern and local theta are the
+    architecture's own.
+    """
     keys = {**GGUF_KEYS, "attention.sliding_window": "sliding_window"}
-    known = ("attention.value_length", "rope.scaling.type", "rope.scaling.factor", "rope.dimension_count", "rope.freq_base_swa")
+    known = (
+        "attention.value_length",
+        "rope.scaling.type",
+        "rope.scaling.factor",
+        "rope.dimension_count",
+        "rope.freq_base_swa",
+    )
     config = gguf_config(metadata, keys, known)
-    refuse(metadata, {"attention.value_length": (config["head_dim"],), "rope.dimension_count": (config["head_dim"],)})
+    refuse(
+        metadata,
+        {
+            "attention.value_length": (config["head_dim"],),
+            "rope.dimension_count": (config["head_dim"],),
+        },
+    )
     if metadata.get("rope.scaling.type", "none") != "none":
-        config["rope_scaling"] = {"rope_type": metadata["rope.scaling.type"], "factor": metadata["rope.scaling.factor"]}
+        config["rope_scaling"] = {
+            "rope_type": metadata["rope.scaling.type"],
+            "factor": metadata["rope.scaling.factor"],
+        }
     if "rope.freq_base_swa" in metadata:
         config["rope_local_base_freq"] = metadata["rope.freq_base_swa"]
-    # 27B is the one size whose scores are not scaled by its head size: upstream config, query_pre_attn_scalar 168.
-    scalar = config["hidden_size"] // config["num_attention_heads"] if config["num_hidden_layers"] == 62 else config["head_dim"]
+    # 27B is the one size whose scores are not scaled by its head size: upstream config,
+    # query_pre_attn_scalar 168.
+    scalar = (
+        config["hidden_size"] // config["num_attention_heads"]
+        if config["num_hidden_layers"] == 62
+        else config["head_dim"]
+    )
     return {**config, "model_type": "gemma3_text", "query_pre_attn_scalar": scalar}
 
 
@@ -101,9 +132,15 @@ FAMILY = Family(
         config=from_gguf,
         names=(
             *GGUF_NAMES,
-            (r"blk\.(\d+)\.post_attention_norm\.weight", r"model.layers.\1.post_attention_layernorm.weight"),
+            (
+                r"blk\.(\d+)\.post_attention_norm\.weight",
+                r"model.layers.\1.post_attention_layernorm.weight",
+            ),
             (r"blk\.(\d+)\.ffn_norm\.weight", r"model.layers.\1.pre_feedforward_layernorm.weight"),
-            (r"blk\.(\d+)\.post_ffw_norm\.weight", r"model.layers.\1.post_feedforward_layernorm.weight"),
+            (
+                r"blk\.(\d+)\.post_ffw_norm\.weight",
+                r"model.layers.\1.post_feedforward_layernorm.weight",
+            ),
         ),
         minus_one=r".*norm\.weight",
     ),

@@ -1,4 +1,5 @@
-"""The Gemma 3n family, text only: several hidden states, small inputs per layer, and last layers that share. Torch-free data.
+"""The Gemma 3n family, text only: several hidden states, small inputs per layer, and last layers
+that share. Torch-free data.
 
 Owns class defaults, refusals and the lists of the family that have an entry per layer.
 """
@@ -49,7 +50,9 @@ DEFAULTS: Final = {
 
 
 def normalize(config: Config) -> Config:
-    """Defaults filled in, every fifth layer full, ``rope_parameters`` per layer type. Scores are not scaled."""
+    """Defaults filled in, every fifth layer full, ``rope_parameters`` per layer type. Scores are
+    not scaled.
+    """
     refuse(config, {"use_bidirectional_attention": (False,)})
     full = {**DEFAULTS, **config, "qk_norm": "wide", "query_pre_attn_scalar": 1}
     full["layer_types"] = config.get("layer_types") or every(full, 5, FULL, SLIDING)
@@ -63,30 +66,47 @@ def layers_of(config: Config) -> tuple[LayerSpec, ...]:
 
 
 def inner_sizes(config: Config) -> list[int]:
-    """Of the MLP, layer by layer. Raises ConfigError where the file names another number of layers than there are."""
+    """Of the MLP, layer by layer. Raises ConfigError where the file names another number of layers
+    than there are.
+    """
     inner, layers = config["intermediate_size"], count(config, "num_hidden_layers")
     given = list(inner) if isinstance(inner, list | tuple) else [inner] * layers
     if len(given) != layers:
-        raise ConfigError(f"intermediate_size names {len(given)} layers, num_hidden_layers says {layers}")
+        raise ConfigError(
+            f"intermediate_size names {len(given)} layers, num_hidden_layers says {layers}"
+        )
     return [count({"intermediate_size": size}, "intermediate_size") for size in given]
 
 
 def sparsity(config: Config) -> tuple[float, ...]:
-    """Of gate activations, layer by layer; where the file is silent, the first ten of more layers are sparse."""
+    """Of gate activations, layer by layer; where the file is silent, the first ten of more layers
+    are sparse.
+    """
     layers = count(config, "num_hidden_layers")
     first = 10 if layers > 10 else 0
-    given = listed(config, "activation_sparsity_pattern") or [0.95] * first + [0.0] * (layers - first)
+    given = listed(config, "activation_sparsity_pattern") or [0.95] * first + [0.0] * (
+        layers - first
+    )
     if len(given) != layers:
-        raise ConfigError(f"activation_sparsity_pattern names {len(given)} layers, num_hidden_layers says {layers}")
+        raise ConfigError(
+            f"activation_sparsity_pattern names {len(given)} layers, num_hidden_layers says"
+            f" {layers}"
+        )
     for index, value in enumerate(given):
         if not isinstance(value, int | float) or not 0 <= value < 1:
-            raise ConfigError(f"activation_sparsity_pattern[{index}] must be at least 0 and below 1, not {value!r}")
+            raise ConfigError(
+                f"activation_sparsity_pattern[{index}] must be at least 0 and below 1, not"
+                f" {value!r}"
+            )
     return tuple(float(value) for value in given)
 
 
 def options(config: Config) -> Mapping[str, Any]:
     """Options of the decoder module."""
-    streams, active = count(config, "altup_num_inputs"), count({"altup_active_idx": 0, **config}, "altup_active_idx", 0)
+    streams, active = (
+        count(config, "altup_num_inputs"),
+        count({"altup_active_idx": 0, **config}, "altup_active_idx", 0),
+    )
     if active >= streams:
         raise ConfigError(f"altup_active_idx {active} is not below altup_num_inputs {streams}")
     count(config, "hidden_size_per_layer_input")
@@ -103,11 +123,19 @@ def options(config: Config) -> Mapping[str, Any]:
 
 
 def parameters(config: Config) -> int:
-    """Beside attention and MLP: alternating updates (AltUp), low-rank residuals (LAuReL), inputs per layer."""
-    layers, hidden, streams = layers_of(config), count(config, "hidden_size"), count(config, "altup_num_inputs")
+    """Beside attention and MLP: alternating updates (AltUp), low-rank residuals (LAuReL), inputs
+    per layer.
+    """
+    layers, hidden, streams = (
+        layers_of(config),
+        count(config, "hidden_size"),
+        count(config, "altup_num_inputs"),
+    )
     altup = hidden + streams**2 + streams**3 + streams * hidden + hidden
     laurel = 2 * hidden * count(config, "laurel_rank") + hidden
-    made = embeddings(config) + per_layer_inputs(config, len(layers)) + 2 * (streams - 1) * hidden**2
+    made = (
+        embeddings(config) + per_layer_inputs(config, len(layers)) + 2 * (streams - 1) * hidden**2
+    )
     for layer, size in zip(layers, inner_sizes(config), strict=True):
         made += shared_attention(layer) + gated_mlp(hidden, size) + 4 * hidden + altup + laurel
     return made

@@ -1,5 +1,5 @@
-"""The Gemma 4 family, text only: full layers with heads of their own size and number, and last layers that share. Torch-free
-data.
+"""The Gemma 4 family, text only: full layers with heads of their own size and number, and last
+layers that share. Torch-free data.
 
 Owns class defaults, refusals and the sizes of full layers.
 """
@@ -52,7 +52,8 @@ FAR: Final = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_
 
 
 def normalize(config: Config) -> Config:
-    """Defaults filled in; every sixth layer is full, and the last one whatever the file says. Scores are not scaled.
+    """Defaults filled in; every sixth layer is full, and the last one whatever the file says.
+    Scores are not scaled.
 
     Tokens of images see each other both ways (``vision``); those of text do not.
     """
@@ -69,19 +70,24 @@ def normalize(config: Config) -> Config:
 def own_sizes(config: Config) -> Mapping[int, Mapping[str, int]]:
     """Layer -> what it has instead of the model's ``head_dim`` and ``num_key_value_heads``.
 
-    Configs give ``per_layer_config``, or ``global_head_dim`` and ``num_global_key_value_heads`` of all full layers; the second
-    counts with ``attention_k_eq_v`` only.
+    Configs give ``per_layer_config``, or ``global_head_dim`` and ``num_global_key_value_heads`` of
+    all full layers; the second counts with ``attention_k_eq_v`` only.
     """
     given, layers = config.get("per_layer_config"), count(config, "num_hidden_layers")
     if given is None:
         heads = config.get("num_global_key_value_heads") if config.get("attention_k_eq_v") else None
-        sizes = {"head_dim": config["global_head_dim"], **({} if heads is None else {"num_key_value_heads": heads})}
+        sizes = {
+            "head_dim": config["global_head_dim"],
+            **({} if heads is None else {"num_key_value_heads": heads}),
+        }
         return {index: sizes for index, name in enumerate(config["layer_types"]) if name == FULL}
     if not isinstance(given, Mapping):
         raise ConfigError(f"per_layer_config must map layers to their fields, not {given!r}")
     for name, fields in given.items():
         if not str(name).isdecimal() or int(name) >= layers or not isinstance(fields, Mapping):
-            raise UnsupportedError(f"per_layer_config[{name!r}] is not supported; keys are layers, values their fields")
+            raise UnsupportedError(
+                f"per_layer_config[{name!r}] is not supported; keys are layers, values their fields"
+            )
         strange = sorted(set(fields) - {"head_dim", "num_key_value_heads"})
         if strange:
             raise UnsupportedError(f"per_layer_config[{name!r}].{strange[0]} is not supported")
@@ -89,14 +95,18 @@ def own_sizes(config: Config) -> Mapping[int, Mapping[str, int]]:
 
 
 def layers_of(config: Config) -> tuple[LayerSpec, ...]:
-    """Full and sliding layers, the last of which share; full ones may take values from the keys' projection."""
+    """Full and sliding layers, the last of which share; full ones may take values from the keys'
+    projection.
+    """
     plain, sizes = typed_layers(config), own_sizes(config)
     made = []
     for layer, name in zip(plain, config["layer_types"], strict=True):
         own = sizes.get(layer.index, {})
         changes = {
             "head_dim": count({"head_dim": config["head_dim"], **own}, "head_dim"),
-            "num_kv_heads": count({"num_key_value_heads": config["num_key_value_heads"], **own}, "num_key_value_heads"),
+            "num_kv_heads": count(
+                {"num_key_value_heads": config["num_key_value_heads"], **own}, "num_key_value_heads"
+            ),
         }
         values = bool(config.get("attention_k_eq_v")) and name == FULL
         made.append(altered(layer, **changes, v_norm=True, k_eq_v=values))
@@ -104,7 +114,9 @@ def layers_of(config: Config) -> tuple[LayerSpec, ...]:
 
 
 def inner_sizes(config: Config, layers: Sequence[LayerSpec]) -> list[int]:
-    """Of the MLP, layer by layer: twice as wide where ``use_double_wide_mlp`` and the layer shares."""
+    """Of the MLP, layer by layer: twice as wide where ``use_double_wide_mlp`` and the layer
+    shares.
+    """
     inner, double = count(config, "intermediate_size"), bool(config.get("use_double_wide_mlp"))
     return [2 * inner if double and layer.shares is not None else inner for layer in layers]
 
@@ -127,12 +139,20 @@ def parameters(config: Config) -> int:
     """Beside attention and MLP: experts next to the MLP, and inputs per layer."""
     layers, hidden = layers_of(config), count(config, "hidden_size")
     made = embeddings(config) + per_layer_inputs(config, len(layers))
-    for layer, name, inner in zip(layers, config["layer_types"], inner_sizes(config, layers), strict=True):
-        made += shared_attention(layer, values=not (config.get("attention_k_eq_v") and name == FULL))
+    for layer, name, inner in zip(
+        layers, config["layer_types"], inner_sizes(config, layers), strict=True
+    ):
+        made += shared_attention(
+            layer, values=not (config.get("attention_k_eq_v") and name == FULL)
+        )
         made += gated_mlp(hidden, inner) + 4 * hidden
         if config.get("enable_moe_block"):
             number = count(config, "num_experts")
-            made += experts(hidden, count(config, "moe_intermediate_size"), number) + number + 4 * hidden
+            made += (
+                experts(hidden, count(config, "moe_intermediate_size"), number)
+                + number
+                + 4 * hidden
+            )
     return made
 
 

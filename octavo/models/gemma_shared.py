@@ -1,7 +1,9 @@
-"""What Gemma 3n and Gemma 4 have in common: the last layers read the keys and values of earlier ones, layers have small inputs
-of their own, checkpoints carry encoders of images and sound. Torch-free data.
+"""What Gemma 3n and Gemma 4 have in common: the last layers read the keys and values of earlier
+ones, layers have small inputs of their own, checkpoints carry encoders of images and sound.
+Torch-free data.
 
-Owns which layer reads whose cache, the names of the multimodal checkpoints, and counts of the parts that both have.
+Owns which layer reads whose cache, the names of the multimodal checkpoints, and counts of the parts
+that both have.
 """
 
 from __future__ import annotations
@@ -35,14 +37,16 @@ def share(config: Config, layers: Sequence[LayerSpec]) -> tuple[LayerSpec, ...]:
     first = len(layers) - count(config, "num_kv_shared_layers", 0)
     if first < 0:
         raise ConfigError(
-            f"num_kv_shared_layers {config['num_kv_shared_layers']} is more than the {len(layers)} layers there are"
+            f"num_kv_shared_layers {config['num_kv_shared_layers']} is more than the {len(layers)}"
+            " layers there are"
         )
     types, made = config["layer_types"], list(layers)
     for index in range(first, len(layers)):
         producers = [layer for layer in range(first) if types[layer] == types[index]]
         if not producers:
             raise ConfigError(
-                f"num_kv_shared_layers: layer {index} shares, but no {types[index]} layer before it keeps a cache"
+                f"num_kv_shared_layers: layer {index} shares, but no {types[index]} layer before it"
+                " keeps a cache"
             )
         made[index] = replace(altered(layers[index], makes_kv=False), shares=producers[-1])
     return tuple(made)

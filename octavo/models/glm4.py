@@ -1,4 +1,5 @@
-"""GLM-4 (0414): norms ahead of attention and MLP and behind them, half of each head rotated. Torch-free data.
+"""GLM-4 (0414): norms ahead of attention and MLP and behind them, half of each head rotated.
+Torch-free data.
 
 Owns class defaults, and its checkpoints' own names of the norms.
 """

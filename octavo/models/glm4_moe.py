@@ -1,4 +1,5 @@
-"""GLM-4.5: heads rotated in part, experts chosen by DeepSeek-V3's rule behind the first dense layers. Torch-free data.
+"""GLM-4.5: heads rotated in part, experts chosen by DeepSeek-V3's rule behind the first dense
+layers. Torch-free data.
 
 Owns class defaults.
 """
@@ -42,7 +43,9 @@ DEFAULTS: Final = {
 
 
 def spell(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Every layer is full; the output has no bias, and heads of q and k norms only with ``use_qk_norm``."""
+    """Every layer is full; the output has no bias, and heads of q and k norms only with
+    ``use_qk_norm``.
+    """
     norm = "scale" if config["use_qk_norm"] else None
     return {**full_everywhere(config), "partial_rotary": True, "out_bias": False, "qk_norm": norm}
 

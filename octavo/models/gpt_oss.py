@@ -1,6 +1,8 @@
-"""gpt-oss: attention sinks, a window in every other layer, experts with biases in all of them. Torch-free data.
+"""gpt-oss: attention sinks, a window in every other layer, experts with biases in all of them.
+Torch-free data.
 
-Owns class defaults and tensor names. A sink is a weight, a logit per head, nothing that a cache keeps.
+Owns class defaults and tensor names. A sink is a weight, a logit per head, nothing that a cache
+keeps.
 """
 
 from __future__ import annotations
@@ -9,7 +11,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from octavo.models.common import FULL, SLIDING, decoder, decoder_options, every, refuse, typed_layers
+from octavo.models.common import (
+    FULL,
+    SLIDING,
+    decoder,
+    decoder_options,
+    every,
+    refuse,
+    typed_layers,
+)
 from octavo.models.moe import heads, transposed
 from octavo.models.weights import embeddings, experts
 from octavo.spec.kind import Config, count
@@ -37,12 +47,19 @@ DEFAULTS: Final = {
 }
 """What Transformers' GptOssConfig takes where the file is silent."""
 
-YARN: Final = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "truncate": False}
+YARN: Final = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "original_max_position_embeddings": 4096,
+    "truncate": False,
+}
 """The rotation of configs that do not say."""
 
 
 def spell(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A window in every other layer, the first one on; sinks; the class' own rotation where none is given."""
+    """A window in every other layer, the first one on; sinks; the class' own rotation where none is
+    given.
+    """
     refuse(config, {"hidden_act": ("silu",)})
     return {
         "layer_types": config.get("layer_types") or every(config, 2, FULL, SLIDING),
@@ -55,8 +72,17 @@ def parameters(config: Config) -> int:
     """Experts with biases in every layer, a sink per head, biases everywhere."""
     layers, hidden = typed_layers(config), count(config, "hidden_size")
     inner, number = count(config, "intermediate_size"), count(config, "num_local_experts")
-    made = experts(hidden, inner, number) + number * (2 * inner + hidden) + number + count(config, "num_attention_heads")
-    return embeddings(config) + heads(config, layers, out_bias=bool(config["attention_bias"])) + len(layers) * made
+    made = (
+        experts(hidden, inner, number)
+        + number * (2 * inner + hidden)
+        + number
+        + count(config, "num_attention_heads")
+    )
+    return (
+        embeddings(config)
+        + heads(config, layers, out_bias=bool(config["attention_bias"]))
+        + len(layers) * made
+    )
 
 
 def options(config: Config) -> Mapping[str, Any]:

@@ -1,7 +1,8 @@
-"""Models that mix attention with state space layers, layer by layer or side by side: Jamba, Bamba, Granite 4, Falcon-H1.
-Torch-free data.
+"""Models that mix attention with state space layers, layer by layer or side by side: Jamba, Bamba,
+Granite 4, Falcon-H1. Torch-free data.
 
-Owns class defaults, the spellings of which layer is which, and tensor names. Nemotron-H and Zamba2 have files of their own.
+Owns class defaults, the spellings of which layer is which, and tensor names. Nemotron-H and Zamba2
+have files of their own.
 """
 
 from __future__ import annotations
@@ -106,11 +107,16 @@ GRANITE: Final = {
 
 
 def jamba_spell(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """One layer in ``attn_layer_period`` is full attention without rotation; the others in Mamba's words."""
+    """One layer in ``attn_layer_period`` is full attention without rotation; the others in Mamba's
+    words.
+    """
     refuse(config, {"hidden_act": ("silu",)})
     period, offset = count(config, "attn_layer_period"), count(config, "attn_layer_offset", 0)
     return {
-        "layer_types": [FULL if index % period == offset else LINEAR for index in range(count(config, "num_hidden_layers"))],
+        "layer_types": [
+            FULL if index % period == offset else LINEAR
+            for index in range(count(config, "num_hidden_layers"))
+        ],
         "mamba_inner_size": count(config, "mamba_expand") * count(config, "hidden_size"),
         "mamba_dt_rank": rank(config, "mamba_dt_rank"),
         "rope_parameters": rotated_only(config),
@@ -130,7 +136,8 @@ def jamba_layers(config: Config) -> tuple[LayerSpec, ...]:
     }
     named = {key: config[name] for key, name in words.items()}
     return layers_by_type(
-        {**config, **named, "mixer_norm": "scale"}, {FULL: (("self_attn", FullAttention),), LINEAR: (("mamba", Mamba),)}
+        {**config, **named, "mixer_norm": "scale"},
+        {FULL: (("self_attn", FullAttention),), LINEAR: (("mamba", Mamba),)},
     )
 
 
@@ -156,8 +163,14 @@ def jamba_options(config: Config) -> Mapping[str, Any]:
 
 
 def jamba_parameters(config: Config) -> int:
-    """Norms also inside Mamba; experts in one layer of ``expert_layer_period``; two norms per layer."""
-    hidden, inner, made = count(config, "hidden_size"), count(config, "intermediate_size"), embeddings(config)
+    """Norms also inside Mamba; experts in one layer of ``expert_layer_period``; two norms per
+    layer.
+    """
+    hidden, inner, made = (
+        count(config, "hidden_size"),
+        count(config, "intermediate_size"),
+        embeddings(config),
+    )
     sparse, number = jamba_sparse(config), count(config, "num_experts")
     conv, bias = bool(config["mamba_conv_bias"]), bool(config["mamba_proj_bias"])
     for layer in jamba_layers(config):
@@ -166,22 +179,32 @@ def jamba_parameters(config: Config) -> int:
             made += mamba(kind, rank=kind.rank, conv_bias=conv, bias=bias, norms=True)
         else:
             made += attention(kind.attention)
-        made += (experts(hidden, inner, number) if layer.index in sparse else gated_mlp(hidden, inner)) + 2 * hidden
+        made += (
+            experts(hidden, inner, number) if layer.index in sparse else gated_mlp(hidden, inner)
+        ) + 2 * hidden
     return made
 
 
 def head_size(config: Mapping[str, Any], inner: int | None = None) -> Mapping[str, Any]:
-    """``mamba_d_head`` where it is ``auto`` or absent: what ``inner``, or ``mamba_expand``, leaves for each head."""
+    """``mamba_d_head`` where it is ``auto`` or absent: what ``inner``, or ``mamba_expand``, leaves
+    for each head.
+    """
     if config.get("mamba_d_head") not in (None, "auto"):
         return {}
-    inner, number = inner or int(config["mamba_expand"] * count(config, "hidden_size")), count(config, "mamba_n_heads")
+    inner, number = (
+        inner or int(config["mamba_expand"] * count(config, "hidden_size")),
+        count(config, "mamba_n_heads"),
+    )
     if inner % number:
-        raise ConfigError(f"mamba_n_heads {number} does not divide the {inner} channels of a Mamba layer")
+        raise ConfigError(
+            f"mamba_n_heads {number} does not divide the {inner} channels of a Mamba layer"
+        )
     return {"mamba_d_head": inner // number}
 
 
 def scaled(config: Mapping[str, Any], name: str, *, width: int = 1) -> Mapping[str, Any]:
-    """``query_pre_attn_scalar`` by which scores have the factor ``config[name]``, divided by the root of ``width``.
+    """``query_pre_attn_scalar`` by which scores have the factor ``config[name]``, divided by the
+    root of ``width``.
 
     Raises UnsupportedError naming the field unless it is positive.
     """
@@ -204,7 +227,9 @@ def factor_of(config: Mapping[str, Any], name: str) -> float:
 
 
 def bamba_spell(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """``attn_layer_indices`` are full attention, with half of each head rotated, whatever the file says."""
+    """``attn_layer_indices`` are full attention, with half of each head rotated, whatever the file
+    says.
+    """
     refuse(config, {"hidden_act": ("silu",)})
     full, layers = listed(config, "attn_layer_indices"), count(config, "num_hidden_layers")
     old = {"rope_theta": config.get("rope_theta", 10000.0), **(config.get("rope_scaling") or {})}
@@ -217,7 +242,9 @@ def bamba_spell(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def granite_spell(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """``layer_types`` as they are; without them no layer attends. Rotation has to be asked for, and scores have a factor."""
+    """``layer_types`` as they are; without them no layer attends. Rotation has to be asked for, and
+    scores have a factor.
+    """
     refuse(config, {"hidden_act": ("silu",)})
     rotated = config.get("position_embedding_type") == "rope"
     return {
@@ -229,11 +256,17 @@ def granite_spell(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def falcon_spell(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Every layer has both mixers. Keys have a factor, which scores take instead: no key is cached with it."""
+    """Every layer has both mixers. Keys have a factor, which scores take instead: no key is cached
+    with it.
+    """
     refuse(config, {"hidden_act": ("silu",)})
-    dim = config.get("head_dim") or count(config, "hidden_size") // count(config, "num_attention_heads")
+    dim = config.get("head_dim") or count(config, "hidden_size") // count(
+        config, "num_attention_heads"
+    )
     return {
-        **head_size(config, None if config["mamba_d_ssm"] is None else count(config, "mamba_d_ssm")),
+        **head_size(
+            config, None if config["mamba_d_ssm"] is None else count(config, "mamba_d_ssm")
+        ),
         **scaled(config, "key_multiplier", width=dim),
         "mamba_out_bias": config["projectors_bias"],
         "layer_types": [HYBRID] * count(config, "num_hidden_layers"),
@@ -247,7 +280,10 @@ def bamba_options(config: Config) -> Mapping[str, Any]:
 
 def granite_options(config: Config) -> Mapping[str, Any]:
     """Options of ``HYBRID_DECODER``: experts with a shared one, or that alone, and factors."""
-    shared, number = count(config, "shared_intermediate_size"), count(config, "num_local_experts", 0)
+    shared, number = (
+        count(config, "shared_intermediate_size"),
+        count(config, "num_local_experts", 0),
+    )
     moe = None
     if number:
         moe = MoEOptions(
@@ -264,7 +300,9 @@ def granite_options(config: Config) -> Mapping[str, Any]:
         embed_scale=factor_of(config, "embedding_multiplier"),
         logit_scale=1.0 / factor_of(config, "logits_scaling"),
     )
-    options = HybridOptions(**usual, residual_scale=factor_of(config, "residual_multiplier"), shared_only=moe is None)
+    options = HybridOptions(
+        **usual, residual_scale=factor_of(config, "residual_multiplier"), shared_only=moe is None
+    )
     return dict(vars(options))
 
 
@@ -291,7 +329,9 @@ def falcon_options(config: Config) -> Mapping[str, Any]:
 
 
 def layers(config: Config) -> tuple[LayerSpec, ...]:
-    """Attention as ``self_attn``, Mamba-2 as ``mamba``; hybrid layers have both, which read the same input."""
+    """Attention as ``self_attn``, Mamba-2 as ``mamba``; hybrid layers have both, which read the
+    same input.
+    """
     full, linear = ("self_attn", FullAttention), ("mamba", Mamba2)
     return layers_by_type(config, {FULL: (full,), LINEAR: (linear,), HYBRID: (full, linear)})
 
@@ -312,7 +352,9 @@ def parameters(config: Config) -> int:
                 biased = bool(config.get("attention_bias", False))
                 made += attention(kind.attention, bias=biased, out_bias=biased)
         if "shared_intermediate_size" not in config:
-            made += gated_mlp(hidden, count(config, "intermediate_size"), bias=bool(config.get("mlp_bias", False)))
+            made += gated_mlp(
+                hidden, count(config, "intermediate_size"), bias=bool(config.get("mlp_bias", False))
+            )
             continue
         number = count(config, "num_local_experts", 0)
         made += gated_mlp(hidden, count(config, "shared_intermediate_size"))

@@ -1,4 +1,5 @@
-"""Kimi Linear: delta attention with a decay per channel, and latent attention without rotation. Torch-free data.
+"""Kimi Linear: delta attention with a decay per channel, and latent attention without rotation.
+Torch-free data.
 
 Owns class defaults, which layer is which, and its checkpoints' own names.
 """
@@ -12,7 +13,15 @@ from typing import Any, Final
 from octavo.base import ConfigError
 from octavo.kinds.kda.spec import KimiDelta
 from octavo.kinds.mla.spec import MultiHeadLatent
-from octavo.models.common import FULL, LINEAR, decoder, decoder_options, layers_by_type, listed, refuse
+from octavo.models.common import (
+    FULL,
+    LINEAR,
+    decoder,
+    decoder_options,
+    layers_by_type,
+    listed,
+    refuse,
+)
 from octavo.models.moe import MIXTRAL_NAMES, W_ONE_BY_ONE, behind_dense, corrected, routed
 from octavo.models.weights import embeddings, kimi_delta, latent_attention
 from octavo.spec.family import Repack
@@ -60,8 +69,17 @@ ALSO: Final = {
 
 
 def spell(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """``linear_attn_config`` of the checkpoints unfolded; its layer numbers count from 1. Raises ConfigError for gaps."""
-    refuse(config, {"mla_use_nope": (True,), "moe_router_activation_func": ("sigmoid",), "moe_layer_freq": (1,)})
+    """``linear_attn_config`` of the checkpoints unfolded; its layer numbers count from 1. Raises
+    ConfigError for gaps.
+    """
+    refuse(
+        config,
+        {
+            "mla_use_nope": (True,),
+            "moe_router_activation_func": ("sigmoid",),
+            "moe_layer_freq": (1,),
+        },
+    )
     inner = config.get("linear_attn_config") or {}
     if not isinstance(inner, Mapping):
         raise ConfigError(f"linear_attn_config must be a mapping, not {inner!r}")
@@ -72,7 +90,9 @@ def spell(config: Mapping[str, Any]) -> Mapping[str, Any]:
         "layer_types": config.get("layer_types") or layer_types(config, inner),
         "linear_head_dim": inner.get("head_dim", config["linear_head_dim"]),
         "linear_num_heads": inner.get("num_heads", config["linear_num_heads"]),
-        "linear_conv_kernel_dim": inner.get("short_conv_kernel_size", config["linear_conv_kernel_dim"]),
+        "linear_conv_kernel_dim": inner.get(
+            "short_conv_kernel_size", config["linear_conv_kernel_dim"]
+        ),
         "rope_parameters": {FULL: None},
     }
 
@@ -82,16 +102,24 @@ def layer_types(config: Mapping[str, Any], inner: Mapping[str, Any]) -> list[str
     layers = count(config, "num_hidden_layers")
     if not inner:
         return [FULL if index and index % 4 == 0 else LINEAR for index in range(layers)]
-    named = {index: name for key, name in (("full_attn_layers", FULL), ("kda_layers", LINEAR)) for index in listed(inner, key)}
+    named = {
+        index: name
+        for key, name in (("full_attn_layers", FULL), ("kda_layers", LINEAR))
+        for index in listed(inner, key)
+    }
     missing = [index for index in range(1, layers + 1) if index not in named]
     if missing:
-        raise ConfigError(f"linear_attn_config names no type for layer {missing[0]} (counted from 1)")
+        raise ConfigError(
+            f"linear_attn_config names no type for layer {missing[0]} (counted from 1)"
+        )
     return [named[index + 1] for index in range(layers)]
 
 
 def layers_of(config: Config) -> tuple[LayerSpec, ...]:
     """Latent attention or delta attention, both as ``self_attn``."""
-    return layers_by_type(config, {FULL: (("self_attn", MultiHeadLatent),), LINEAR: (("self_attn", KimiDelta),)})
+    return layers_by_type(
+        config, {FULL: (("self_attn", MultiHeadLatent),), LINEAR: (("self_attn", KimiDelta),)}
+    )
 
 
 def parameters(config: Config) -> int:
@@ -118,12 +146,23 @@ def options(config: Config) -> Mapping[str, Any]:
 
 
 FAMILY = replace(
-    decoder("kimi_linear", defaults=DEFAULTS, spell=spell, layers=layers_of, parameters=parameters, options=options),
+    decoder(
+        "kimi_linear",
+        defaults=DEFAULTS,
+        spell=spell,
+        layers=layers_of,
+        parameters=parameters,
+        options=options,
+    ),
     names=(*MIXTRAL_NAMES, (r"(.*\.self_attn)\.forget_gate\.(.*)", r"\1.\2")),
     repack=(
         *W_ONE_BY_ONE,
         *(
-            Repack(pattern=rf"(.*\.self_attn)\.{name}_conv1d\.weight", into=(r"\1.conv1d.weight",), part=part)
+            Repack(
+                pattern=rf"(.*\.self_attn)\.{name}_conv1d\.weight",
+                into=(r"\1.conv1d.weight",),
+                part=part,
+            )
             for name, part in (("q", 0), ("k", 1), ("v", -1))
         ),
     ),

@@ -39,9 +39,15 @@ DEFAULTS: Final = {
 
 
 def spell(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """``full_attn_idxs`` attend, by default all; the MLP's size by its older name, and rounded as the config says."""
+    """``full_attn_idxs`` attend, by default all; the MLP's size by its older name, and rounded as
+    the config says.
+    """
     layers = count(config, "num_hidden_layers")
-    full = listed(config, "full_attn_idxs") if config.get("full_attn_idxs") is not None else range(layers)
+    full = (
+        listed(config, "full_attn_idxs")
+        if config.get("full_attn_idxs") is not None
+        else range(layers)
+    )
     types = [FULL if index in full else CONV for index in range(layers)]
     return {
         "layer_types": config.get("layer_types") or types,
@@ -54,8 +60,13 @@ def spell(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def inner_size(config: Mapping[str, Any]) -> int:
-    """Of the MLP: two thirds of what is given, times a factor, rounded up, unless it is to be taken as it is."""
-    inner = count({"intermediate_size": config.get("block_ff_dim") or config["intermediate_size"]}, "intermediate_size")
+    """Of the MLP: two thirds of what is given, times a factor, rounded up, unless it is to be taken
+    as it is.
+    """
+    inner = count(
+        {"intermediate_size": config.get("block_ff_dim") or config["intermediate_size"]},
+        "intermediate_size",
+    )
     if config["block_auto_adjust_ff_dim"]:
         inner = int(2 * inner / 3)
         if config["block_ffn_dim_multiplier"] is not None:
@@ -66,7 +77,9 @@ def inner_size(config: Mapping[str, Any]) -> int:
 
 def layers_of(config: Config) -> tuple[LayerSpec, ...]:
     """Attention as ``self_attn``, convolutions as ``conv``."""
-    return layers_by_type(config, {FULL: (("self_attn", FullAttention),), CONV: (("conv", ShortConv),)})
+    return layers_by_type(
+        config, {FULL: (("self_attn", FullAttention),), CONV: (("conv", ShortConv),)}
+    )
 
 
 def parameters(config: Config) -> int:
@@ -75,7 +88,11 @@ def parameters(config: Config) -> int:
     for layer in layers_of(config):
         kind: Any = layer.mixers[0][1]
         if isinstance(kind, ShortConv):
-            made += 4 * hidden * hidden + hidden * kind.kernel + (5 * hidden if config["conv_bias"] else 0)
+            made += (
+                4 * hidden * hidden
+                + hidden * kind.kernel
+                + (5 * hidden if config["conv_bias"] else 0)
+            )
         else:
             made += attention(kind.attention, norms=2 * kind.attention.head_dim)
         made += gated_mlp(hidden, count(config, "intermediate_size")) + 2 * hidden
@@ -83,7 +100,14 @@ def parameters(config: Config) -> int:
 
 
 FAMILY = replace(
-    decoder("lfm2", defaults=DEFAULTS, spell=spell, layers=layers_of, parameters=parameters, options=decoder_options),
+    decoder(
+        "lfm2",
+        defaults=DEFAULTS,
+        spell=spell,
+        layers=layers_of,
+        parameters=parameters,
+        options=decoder_options,
+    ),
     names=(
         (r"(.*)\.operator_norm\.weight", r"\1.input_layernorm.weight"),
         (r"(.*)\.ffn_norm\.weight", r"\1.post_attention_layernorm.weight"),

@@ -1,9 +1,12 @@
-"""A decoder whose every layer is plain linear attention (Katharopoulos et al. 2020). Torch-free data.
+"""A decoder whose every layer is plain linear attention (Katharopoulos et al. 2020). Torch-free
+data.
 
-A family of octavo's own: no checkpoints of this kind are published in one format. Its config has these keys: ``model_type``
-``linear_transformer``, ``vocab_size``, ``hidden_size``, ``intermediate_size``, ``num_hidden_layers``, ``num_attention_heads``,
-``head_dim``, ``hidden_act``, ``rms_norm_eps``, ``tie_word_embeddings`` and ``max_position_embeddings``. Tensors have Llama's
-names. Layers are Llama's but for the mixing; nothing says where a token stands, other than what came before it.
+A family of octavo's own: no checkpoints of this kind are published in one format. Its config has
+these keys: ``model_type`` ``linear_transformer``, ``vocab_size``, ``hidden_size``,
+``intermediate_size``, ``num_hidden_layers``, ``num_attention_heads``, ``head_dim``, ``hidden_act``,
+``rms_norm_eps``, ``tie_word_embeddings`` and ``max_position_embeddings``. Tensors have Llama's
+names. Layers are Llama's but for the mixing; nothing says where a token stands, other than what
+came before it.
 """
 
 from __future__ import annotations
@@ -33,7 +36,10 @@ DEFAULTS: Final = {
 def spell(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Every layer alike; heads share the hidden size unless they have one of their own."""
     shared = count(config, "hidden_size") // count(config, "num_attention_heads")
-    return {"layer_types": [LINEAR] * count(config, "num_hidden_layers"), "head_dim": config.get("head_dim") or shared}
+    return {
+        "layer_types": [LINEAR] * count(config, "num_hidden_layers"),
+        "head_dim": config.get("head_dim") or shared,
+    }
 
 
 def layers_of(config: Config) -> tuple[LayerSpec, ...]:
@@ -43,9 +49,14 @@ def layers_of(config: Config) -> tuple[LayerSpec, ...]:
 
 def parameters(config: Config) -> int:
     """Four projections, an MLP and two norms per layer."""
-    hidden, inner = count(config, "hidden_size"), count(config, "num_attention_heads") * count(config, "head_dim")
+    hidden, inner = (
+        count(config, "hidden_size"),
+        count(config, "num_attention_heads") * count(config, "head_dim"),
+    )
     layer = 4 * hidden * inner + gated_mlp(hidden, count(config, "intermediate_size")) + 2 * hidden
     return embeddings(config) + count(config, "num_hidden_layers") * layer
 
 
-FAMILY = decoder("linear_transformer", defaults=DEFAULTS, spell=spell, layers=layers_of, parameters=parameters)
+FAMILY = decoder(
+    "linear_transformer", defaults=DEFAULTS, spell=spell, layers=layers_of, parameters=parameters
+)

@@ -1,4 +1,5 @@
-"""The Llama family: Llama 1 to 3.x, SmolLM2 and whatever else says ``model_type: llama``. Torch-free data.
+"""The Llama family: Llama 1 to 3.x, SmolLM2 and whatever else says ``model_type: llama``.
+Torch-free data.
 
 Owns class defaults, refusals and GGUF conventions of the family.
 """
@@ -74,8 +75,12 @@ FAMILY = Family(
     gguf=GGUFRules(
         architecture="llama",
         config=from_gguf,
-        names=(*GGUF_NAMES, (r"blk\.(\d+)\.ffn_norm\.weight", r"model.layers.\1.post_attention_layernorm.weight")),
-        # The converter interleaves the two halves of every head of q and k, as llama.cpp rotates neighbouring pairs.
+        names=(
+            *GGUF_NAMES,
+            (r"blk\.(\d+)\.ffn_norm\.weight", r"model.layers.\1.post_attention_layernorm.weight"),
+        ),
+        # The converter interleaves the two halves of every head of q and k, as llama.cpp rotates
+        # neighbouring pairs.
         unpermute=(
             (r".*\.q_proj\.(weight|bias)", "num_attention_heads"),
             (r".*\.k_proj\.(weight|bias)", "num_key_value_heads"),

@@ -1,4 +1,5 @@
-"""Llama 4, text only: chunked layers that are rotated, full ones that are not, experts beside a shared one. Torch-free data.
+"""Llama 4, text only: chunked layers that are rotated, full ones that are not, experts beside a
+shared one. Torch-free data.
 
 Owns class defaults, which layers are rotated and chunked and have experts, and tensor names.
 """
@@ -12,7 +13,17 @@ from typing import Any, Final
 from octavo.base import ConfigError
 from octavo.kinds.chunked_local.spec import ChunkedLocal
 from octavo.kinds.full.spec import FullAttention
-from octavo.models.common import CHUNKED, FULL, IGNORED, Mixers, decoder, decoder_options, every, layers_by_type, listed
+from octavo.models.common import (
+    CHUNKED,
+    FULL,
+    IGNORED,
+    Mixers,
+    decoder,
+    decoder_options,
+    every,
+    layers_by_type,
+    listed,
+)
 from octavo.models.moe import heads, transposed
 from octavo.models.weights import embeddings, experts, gated_mlp
 from octavo.spec.kind import Config, LayerSpec, count
@@ -46,44 +57,78 @@ DEFAULTS: Final = {
 
 
 def spell(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Every fourth layer is not rotated and sees everything; the others see their own chunk, if there are chunks.
+    """Every fourth layer is not rotated and sees everything; the others see their own chunk, if
+    there are chunks.
 
-    Raises ConfigError where ``no_rope_layers``, which says 1 of layers that are rotated, lacks layers.
+    Raises ConfigError where ``no_rope_layers``, which says 1 of layers that are rotated, lacks
+    layers.
     """
     layers = count(config, "num_hidden_layers")
     rotated = listed(config, "no_rope_layers") or [
         int(bool(name)) for name in every(config, config["no_rope_layer_interval"], "", "1")
     ]
     if len(rotated) < layers:
-        raise ConfigError(f"no_rope_layers names {len(rotated)} layers, num_hidden_layers says {layers}")
+        raise ConfigError(
+            f"no_rope_layers names {len(rotated)} layers, num_hidden_layers says {layers}"
+        )
     chunks = config.get("attention_chunk_size") is not None
     types = [CHUNKED if chunks and rotated[index] else FULL for index in range(layers)]
-    return {"no_rope_layers": rotated, "layer_types": config.get("layer_types") or types, "interleaved_rotary": True}
+    return {
+        "no_rope_layers": rotated,
+        "layer_types": config.get("layer_types") or types,
+        "interleaved_rotary": True,
+    }
 
 
 def layers(config: Config) -> tuple[LayerSpec, ...]:
-    """Full or chunked attention by ``layer_types``; rotated, or with a temperature that grows with the position."""
-    mixers: dict[str, Mixers] = {FULL: (("self_attn", FullAttention),), CHUNKED: (("self_attn", ChunkedLocal),)}
-    tuned = (config["floor_scale"], config["attn_scale"]) if config["attn_temperature_tuning"] else None
+    """Full or chunked attention by ``layer_types``; rotated, or with a temperature that grows with
+    the position.
+    """
+    mixers: dict[str, Mixers] = {
+        FULL: (("self_attn", FullAttention),),
+        CHUNKED: (("self_attn", ChunkedLocal),),
+    }
+    tuned = (
+        (config["floor_scale"], config["attn_scale"]) if config["attn_temperature_tuning"] else None
+    )
     turned = layers_by_type({**config, "qk_unit_norm": config["use_qk_norm"]}, mixers)
-    still = layers_by_type({**config, "rope_parameters": {FULL: None, CHUNKED: None}, "temperature": tuned}, mixers)
-    return tuple(turned[index] if config["no_rope_layers"][index] else still[index] for index in range(len(turned)))
+    still = layers_by_type(
+        {**config, "rope_parameters": {FULL: None, CHUNKED: None}, "temperature": tuned}, mixers
+    )
+    return tuple(
+        turned[index] if config["no_rope_layers"][index] else still[index]
+        for index in range(len(turned))
+    )
 
 
 def sparse_layers(config: Config) -> tuple[int, ...]:
     """``moe_layers``, by default every ``interleave_moe_layer_step``-th."""
     step = count(config, "interleave_moe_layer_step")
     given = config.get("moe_layers")
-    return tuple(range(step - 1, count(config, "num_hidden_layers"), step)) if given is None else tuple(given)
+    return (
+        tuple(range(step - 1, count(config, "num_hidden_layers"), step))
+        if given is None
+        else tuple(given)
+    )
 
 
 def parameters(config: Config) -> int:
     """Experts and a shared one in sparse layers, a larger MLP in the others."""
-    specs, hidden, inner = layers(config), count(config, "hidden_size"), count(config, "intermediate_size")
+    specs, hidden, inner = (
+        layers(config),
+        count(config, "hidden_size"),
+        count(config, "intermediate_size"),
+    )
     number = len(sparse_layers(config))
-    made = number * (experts(hidden, inner, count(config, "num_local_experts")) + gated_mlp(hidden, inner))
+    made = number * (
+        experts(hidden, inner, count(config, "num_local_experts")) + gated_mlp(hidden, inner)
+    )
     made += (len(specs) - number) * gated_mlp(hidden, count(config, "intermediate_size_mlp"))
-    return embeddings(config) + heads(config, specs, out_bias=bool(config.get("attention_bias", False))) + made
+    return (
+        embeddings(config)
+        + heads(config, specs, out_bias=bool(config.get("attention_bias", False)))
+        + made
+    )
 
 
 def options(config: Config) -> Mapping[str, Any]:
@@ -98,7 +143,11 @@ def options(config: Config) -> Mapping[str, Any]:
         scoring="sigmoid",
         scores_inputs=True,
     )
-    return decoder_options(config, intermediate_size=count(config, "intermediate_size_mlp"), moe=moe if sparse else None)
+    return decoder_options(
+        config,
+        intermediate_size=count(config, "intermediate_size_mlp"),
+        moe=moe if sparse else None,
+    )
 
 
 LAYER: Final = r"(?:language_model\.)?(model\.layers\.\d+)"

@@ -1,6 +1,7 @@
 """Models that are nothing but state space layers: Mamba, Falcon Mamba, Mamba-2. Torch-free data.
 
-Owns class defaults. Their configs set no limit to the context, and octavo's own is as far as positions go.
+Owns class defaults. Their configs set no limit to the context, and octavo's own is as far as
+positions go.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ MAMBA2: Final = {
 
 
 def mamba_spell(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Every layer alike. A given ``intermediate_size`` holds: Falcon Mamba's ``expand`` is not what its weights have."""
+    """Every layer alike. A given ``intermediate_size`` holds: Falcon Mamba's ``expand`` is not what
+    its weights have.
+    """
     refuse(config, {"hidden_act": ("silu",)})
     inner = config.get("intermediate_size") or int(config["expand"] * count(config, "hidden_size"))
     return {
@@ -99,14 +102,18 @@ def layers(kind: type[Kind]) -> Callable[[Config], tuple[LayerSpec, ...]]:
 
 def rank(config: Mapping[str, Any], name: str = "time_step_rank") -> int:
     """Rank of the time steps; ``auto`` is a sixteenth of the hidden size."""
-    return ceil(count(config, "hidden_size") / 16) if config[name] == "auto" else count(config, name)
+    return (
+        ceil(count(config, "hidden_size") / 16) if config[name] == "auto" else count(config, name)
+    )
 
 
 def mamba_parameters(config: Config) -> int:
     """Mixers and a norm each."""
     conv, bias = bool(config["use_conv_bias"]), bool(config["use_bias"])
     kinds: Any = mixers(layers(Mamba)(config))
-    made = sum(mamba(kind, rank=kind.rank, conv_bias=conv, bias=bias) + kind.hidden_size for kind in kinds)
+    made = sum(
+        mamba(kind, rank=kind.rank, conv_bias=conv, bias=bias) + kind.hidden_size for kind in kinds
+    )
     return embeddings(config) + made
 
 
@@ -114,7 +121,9 @@ def mamba2_parameters(config: Config) -> int:
     """Mixers and a norm each."""
     conv, bias = bool(config["use_conv_bias"]), bool(config["use_bias"])
     kinds: Any = mixers(layers(Mamba2)(config))
-    return embeddings(config) + sum(mamba2(kind, conv_bias=conv, bias=bias, out_bias=bias) + kind.hidden_size for kind in kinds)
+    return embeddings(config) + sum(
+        mamba2(kind, conv_bias=conv, bias=bias, out_bias=bias) + kind.hidden_size for kind in kinds
+    )
 
 
 def options(config: Config) -> Mapping[str, Any]:
@@ -146,5 +155,13 @@ _run = partial(
 FAMILIES = (
     _run(_mamba("mamba", defaults=MAMBA, spell=mamba_spell)),
     _run(_mamba("falcon_mamba", defaults=FALCON_MAMBA, spell=falcon_spell)),
-    _run(planned("mamba2", defaults=MAMBA2, spell=mamba2_spell, layers=layers(Mamba2), parameters=mamba2_parameters)),
+    _run(
+        planned(
+            "mamba2",
+            defaults=MAMBA2,
+            spell=mamba2_spell,
+            layers=layers(Mamba2),
+            parameters=mamba2_parameters,
+        )
+    ),
 )

@@ -1,7 +1,8 @@
 """MiniMax-01: lightning and full attention, experts, residuals of normed inputs. Torch-free data.
 
-Owns class defaults, which layer is which, and factors of residuals. The models as first published (``minimax_text_01``,
-``minimax_m1``) are planned for; those converted to Transformers' class are run.
+Owns class defaults, which layer is which, and factors of residuals. The models as first published
+(``minimax_text_01``, ``minimax_m1``) are planned for; those converted to Transformers' class are
+run.
 """
 
 from __future__ import annotations
@@ -12,7 +13,17 @@ from typing import Any, Final
 
 from octavo.kinds.full.spec import FullAttention
 from octavo.kinds.lightning.spec import Lightning
-from octavo.models.common import FULL, IGNORED, LINEAR, decoder, decoder_options, every, layers_by_type, listed, refuse
+from octavo.models.common import (
+    FULL,
+    IGNORED,
+    LINEAR,
+    decoder,
+    decoder_options,
+    every,
+    layers_by_type,
+    listed,
+    refuse,
+)
 from octavo.models.moe import MIXTRAL_NAMES, W_ONE_BY_ONE
 from octavo.models.weights import attention, embeddings, experts
 from octavo.spec.decoder import WeightedOptions
@@ -42,27 +53,46 @@ DEFAULTS: Final = {
 }
 """What Transformers' MiniMaxConfig takes where the file is silent."""
 
-WORDS: Final = {FULL: "full_attn", LINEAR: "linear_attn", "attention": "full_attn", "mamba": "linear_attn"}
+WORDS: Final = {
+    FULL: "full_attn",
+    LINEAR: "linear_attn",
+    "attention": "full_attn",
+    "mamba": "linear_attn",
+}
 """How factors call the types of layers."""
 
 
 def spell(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Full and linear layers by turns; the original checkpoints say ``attn_type_list``, 1 for full."""
-    refuse(config, {"model_type": ("minimax",), "sliding_window": (), "rotary_dim": (config.get("head_dim"),)})
+    """Full and linear layers by turns; the original checkpoints say ``attn_type_list``, 1 for
+    full.
+    """
+    refuse(
+        config,
+        {"model_type": ("minimax",), "sliding_window": (), "rotary_dim": (config.get("head_dim"),)},
+    )
     given = listed(config, "attn_type_list")
     types = config.get("layer_types") or (
         [FULL if kind else LINEAR for kind in given] if given else every(config, 2, LINEAR, FULL)
     )
-    return {"layer_types": types, "head_dim": config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]}
+    return {
+        "layer_types": types,
+        "head_dim": (
+            config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+        ),
+    }
 
 
 def layers_of(config: Config) -> tuple[LayerSpec, ...]:
     """Full or lightning attention, both as ``self_attn``."""
-    return layers_by_type(config, {FULL: (("self_attn", FullAttention),), LINEAR: (("self_attn", Lightning),)})
+    return layers_by_type(
+        config, {FULL: (("self_attn", FullAttention),), LINEAR: (("self_attn", Lightning),)}
+    )
 
 
 def parameters(config: Config) -> int:
-    """Lightning layers have q, k, v, a gate and a norm over all heads; every layer has experts and two norms."""
+    """Lightning layers have q, k, v, a gate and a norm over all heads; every layer has experts and
+    two norms.
+    """
     hidden, made = count(config, "hidden_size"), embeddings(config)
     mlp = experts(hidden, count(config, "intermediate_size"), count(config, "num_local_experts"))
     for layer in layers_of(config):
@@ -91,12 +121,21 @@ def options(config: Config) -> Mapping[str, Any]:
         normalise=True,
     )
     mixers = tuple(factors(WORDS[name]) for name in config["layer_types"][:layers])
-    made = WeightedOptions(**decoder_options(config, moe=moe), mixer_factors=mixers, mlp_factors=factors("mlp"))
+    made = WeightedOptions(
+        **decoder_options(config, moe=moe), mixer_factors=mixers, mlp_factors=factors("mlp")
+    )
     return dict(vars(made))
 
 
 FAMILY = replace(
-    decoder("minimax", defaults=DEFAULTS, spell=spell, layers=layers_of, parameters=parameters, options=options),
+    decoder(
+        "minimax",
+        defaults=DEFAULTS,
+        spell=spell,
+        layers=layers_of,
+        parameters=parameters,
+        options=options,
+    ),
     model_types=("minimax", "minimax_text_01", "minimax_m1"),
     module="octavo.nn.weighted:WeightedDecoder",
     names=MIXTRAL_NAMES,

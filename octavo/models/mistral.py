@@ -1,4 +1,5 @@
-"""Mistral and Ministral: a window on all layers, or on those that ``layer_types`` names. Torch-free data.
+"""Mistral and Ministral: a window on all layers, or on those that ``layer_types`` names. Torch-free
+data.
 
 Owns class defaults.
 """
@@ -29,8 +30,13 @@ DEFAULTS: Final = {
 
 
 def spell(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """No biases, whatever the file says; a Mistral with ``layer_types`` is a Ministral, as Transformers reads it."""
+    """No biases, whatever the file says; a Mistral with ``layer_types`` is a Ministral, as
+    Transformers reads it.
+    """
     return {**window_everywhere(config), "attention_bias": False, "qk_norm": None}
 
 
-FAMILIES = tuple(decoder(name, defaults=DEFAULTS, spell=spell, parameters=dense()) for name in ("mistral", "ministral"))
+FAMILIES = tuple(
+    decoder(name, defaults=DEFAULTS, spell=spell, parameters=dense())
+    for name in ("mistral", "ministral")
+)

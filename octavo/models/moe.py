@@ -1,4 +1,5 @@
-"""What families with experts have in common: how checkpoints hold experts, and how many weights they are. Torch-free.
+"""What families with experts have in common: how checkpoints hold experts, and how many weights
+they are. Torch-free.
 
 Owns no family.
 """
@@ -16,11 +17,20 @@ from octavo.spec.moe import MoEOptions
 WHERE: Final = r"(model\.layers\.\d+\.mlp\.experts)"
 
 ONE_BY_ONE: Final = (
-    Repack(pattern=rf"{WHERE}\.(\d+)\.gate_proj\.weight", into=(r"\1.gate_up_proj",), index=r"\2", half=0),
-    Repack(pattern=rf"{WHERE}\.(\d+)\.up_proj\.weight", into=(r"\1.gate_up_proj",), index=r"\2", half=1),
+    Repack(
+        pattern=rf"{WHERE}\.(\d+)\.gate_proj\.weight",
+        into=(r"\1.gate_up_proj",),
+        index=r"\2",
+        half=0,
+    ),
+    Repack(
+        pattern=rf"{WHERE}\.(\d+)\.up_proj\.weight", into=(r"\1.gate_up_proj",), index=r"\2", half=1
+    ),
     Repack(pattern=rf"{WHERE}\.(\d+)\.down_proj\.weight", into=(r"\1.down_proj",), index=r"\2"),
 )
-"""Checkpoints with three tensors for every expert. The stacks that Transformers makes of them are octavo's own."""
+"""Checkpoints with three tensors for every expert. The stacks that Transformers makes of them are
+octavo's own.
+"""
 
 W_ONE_BY_ONE: Final = (
     Repack(pattern=rf"{WHERE}\.(\d+)\.w1\.weight", into=(r"\1.gate_up_proj",), index=r"\2", half=0),
@@ -34,23 +44,40 @@ MIXTRAL_NAMES: Final[tuple[Rename, ...]] = ((r"(.*)\.block_sparse_moe\.(.*)", r"
 
 
 def transposed(*, interleaved: bool) -> tuple[Repack, ...]:
-    """Checkpoints with stacks [experts, inputs, outputs]; interleaved: rows of gate and up alternate, also in the bias."""
+    """Checkpoints with stacks [experts, inputs, outputs]; interleaved: rows of gate and up
+    alternate, also in the bias.
+    """
     return (
-        Repack(pattern=rf"{WHERE}\.gate_up_proj", into=(r"\1.gate_up_proj",), axis=1, transposed=True, interleaved=interleaved),
-        Repack(pattern=rf"{WHERE}\.gate_up_proj_bias", into=(r"\1.gate_up_proj_bias",), axis=1, interleaved=interleaved),
+        Repack(
+            pattern=rf"{WHERE}\.gate_up_proj",
+            into=(r"\1.gate_up_proj",),
+            axis=1,
+            transposed=True,
+            interleaved=interleaved,
+        ),
+        Repack(
+            pattern=rf"{WHERE}\.gate_up_proj_bias",
+            into=(r"\1.gate_up_proj_bias",),
+            axis=1,
+            interleaved=interleaved,
+        ),
         Repack(pattern=rf"{WHERE}\.down_proj", into=(r"\1.down_proj",), transposed=True),
     )
 
 
 def behind_dense(config: Config) -> tuple[int, ...]:
     """All layers but the first ``first_k_dense_replace``."""
-    return tuple(range(count(config, "first_k_dense_replace", 0), count(config, "num_hidden_layers")))
+    return tuple(
+        range(count(config, "first_k_dense_replace", 0), count(config, "num_hidden_layers"))
+    )
 
 
 def corrected(config: Config, sparse: tuple[int, ...], **changes: Any) -> MoEOptions | None:
-    """Experts of the layers ``sparse``, by DeepSeek's key names; None without any. changes: of ``MoEOptions``.
+    """Experts of the layers ``sparse``, by DeepSeek's key names; None without any. changes: of
+    ``MoEOptions``.
 
-    They are chosen by DeepSeek-V3's rule (section 2.1.2): sigmoid scores, corrected for choosing, from the best groups.
+    They are chosen by DeepSeek-V3's rule (section 2.1.2): sigmoid scores, corrected for choosing,
+    from the best groups.
     """
     if not sparse:
         return None
@@ -81,9 +108,14 @@ def heads(config: Config, layers: tuple[LayerSpec, ...], **options: Any) -> int:
 
 
 def routed(config: Config, layers: int) -> int:
-    """Weights of all MLPs by DeepSeek's key names: dense in the first layers, then routed and shared experts."""
+    """Weights of all MLPs by DeepSeek's key names: dense in the first layers, then routed and
+    shared experts.
+    """
     hidden, inner = count(config, "hidden_size"), count(config, "moe_intermediate_size")
-    shared, number = count({"n_shared_experts": 0, **config}, "n_shared_experts", 0), count(config, "n_routed_experts")
+    shared, number = (
+        count({"n_shared_experts": 0, **config}, "n_shared_experts", 0),
+        count(config, "n_routed_experts"),
+    )
     dense = min(count(config, "first_k_dense_replace", 0), layers)
     sparse = experts(hidden, inner, number) + gated_mlp(hidden, inner * shared)
     made = (layers - dense) * sparse

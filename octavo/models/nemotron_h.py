@@ -1,4 +1,5 @@
-"""Nemotron-H and Nemotron 3: layers of Mamba-2, attention, an MLP or experts, one thing each. Torch-free data.
+"""Nemotron-H and Nemotron 3: layers of Mamba-2, attention, an MLP or experts, one thing each.
+Torch-free data.
 
 Owns class defaults, the spellings of which layer is which, and tensor names.
 """
@@ -53,17 +54,25 @@ DEFAULTS: Final = {
 
 
 def spell(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """``layers_block_type``, or a pattern of M (Mamba-2), E (experts), - (MLP) and * (attention), in Bamba's words.
+    """``layers_block_type``, or a pattern of M (Mamba-2), E (experts), - (MLP) and * (attention),
+    in Bamba's words.
 
-    Attention is not rotated and has no bias. Transformers clamps time steps from below by ``time_step_min`` in prompts, and not
-    while decoding; here they are not, as ``time_step_limit`` says, so that cutting a prompt changes nothing.
+    Attention is not rotated and has no bias. Transformers clamps time steps from below by
+    ``time_step_min`` in prompts, and not while decoding; here they are not, as ``time_step_limit``
+    says, so that cutting a prompt changes nothing.
     """
     refuse(config, {"mamba_hidden_act": ("silu",), "sliding_window": ()})
     types = config.get("layers_block_type") or config.get("layer_types")
     if types is None:
-        pattern, letters = config.get("hybrid_override_pattern", "ME*-"), {"M": LINEAR, "E": MOE, "*": FULL, "-": MLP}
+        pattern, letters = (
+            config.get("hybrid_override_pattern", "ME*-"),
+            {"M": LINEAR, "E": MOE, "*": FULL, "-": MLP},
+        )
         if not isinstance(pattern, str) or not pattern or set(pattern) - set(letters):
-            raise ConfigError(f"hybrid_override_pattern must be of the letters {''.join(letters)}, not {pattern!r}")
+            raise ConfigError(
+                f"hybrid_override_pattern must be of the letters {''.join(letters)}, not"
+                f" {pattern!r}"
+            )
         types = [letters[letter] for letter in pattern]
     words = {"mamba_num_heads": "n_heads", "mamba_head_dim": "d_head", "ssm_state_size": "d_state"}
     named = {f"mamba_{name}": config[key] for key, name in words.items()}
@@ -85,7 +94,12 @@ def spell(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def layers(config: Config) -> tuple[LayerSpec, ...]:
     """One mixer ``mixer`` per layer; layers of experts or an MLP mix no tokens."""
-    mixers: dict[str, Mixers] = {FULL: (("mixer", FullAttention),), LINEAR: (("mixer", Mamba2),), MLP: (), MOE: ()}
+    mixers: dict[str, Mixers] = {
+        FULL: (("mixer", FullAttention),),
+        LINEAR: (("mixer", Mamba2),),
+        MLP: (),
+        MOE: (),
+    }
     return layers_by_type(config, mixers)
 
 
@@ -132,9 +146,13 @@ def parameters(config: Config) -> int:
 
 
 def expert_weights(config: Config, hidden: int) -> int:
-    """Up and down of every expert, in the latent size if there is one, the router, and a shared expert."""
+    """Up and down of every expert, in the latent size if there is one, the router, and a shared
+    expert.
+    """
     number, latent = count(config, "n_routed_experts"), config.get("moe_latent_size")
-    made = 2 * number * (latent or hidden) * count(config, "moe_intermediate_size") + number * hidden
+    made = (
+        2 * number * (latent or hidden) * count(config, "moe_intermediate_size") + number * hidden
+    )
     made += 2 * hidden * latent if latent else 0
     return made + 2 * hidden * count(config, "moe_shared_expert_intermediate_size")
 
@@ -152,8 +170,12 @@ FAMILY = replace(
     ),
     ignored=(r"mtp\..*",),
     repack=(
-        Repack(pattern=rf"{_EXPERTS}\.(\d+)\.up_proj\.weight", into=(r"\1.gate_up_proj",), index=r"\2"),
-        Repack(pattern=rf"{_EXPERTS}\.(\d+)\.down_proj\.weight", into=(r"\1.down_proj",), index=r"\2"),
+        Repack(
+            pattern=rf"{_EXPERTS}\.(\d+)\.up_proj\.weight", into=(r"\1.gate_up_proj",), index=r"\2"
+        ),
+        Repack(
+            pattern=rf"{_EXPERTS}\.(\d+)\.down_proj\.weight", into=(r"\1.down_proj",), index=r"\2"
+        ),
         Repack(pattern=rf"{_EXPERTS}\.up_proj", into=(r"\1.gate_up_proj",)),
     ),
 )

@@ -1,4 +1,5 @@
-"""OLMo 2 and 3: norms behind attention and MLP, and over the whole projections of q and k. Torch-free data.
+"""OLMo 2 and 3: norms behind attention and MLP, and over the whole projections of q and k.
+Torch-free data.
 
 Owns class defaults, and that of OLMo 3 only full layers have scaled rotation.
 """
@@ -35,7 +36,9 @@ def olmo2_spell(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def olmo3_spell(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Every fourth layer is full. Both types have one theta, also where Transformers, reading old configs, has its default."""
+    """Every fourth layer is full. Both types have one theta, also where Transformers, reading old
+    configs, has its default.
+    """
     return {**full_every(4)(config), **NORMS, "rope_parameters": rope_by_type(config, far=500000.0)}
 
 

@@ -1,5 +1,5 @@
-"""OLMo Hybrid: gated delta nets with norms ahead, and full attention with norms behind, as a rule without rotation. Torch-free
-data.
+"""OLMo Hybrid: gated delta nets with norms ahead, and full attention with norms behind, as a rule
+without rotation. Torch-free data.
 
 Owns class defaults, which layer is which, and its checkpoints' own names.
 """
@@ -34,20 +34,26 @@ DEFAULTS: Final = {
 
 
 def spell(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Every fourth layer is full, the last one of fewer; sizes of the delta nets follow from those of attention.
+    """Every fourth layer is full, the last one of fewer; sizes of the delta nets follow from those
+    of attention.
 
-    Nothing is rotated unless the file gives a theta. The delta nets' norms have an epsilon of their own.
+    Nothing is rotated unless the file gives a theta. The delta nets' norms have an epsilon of their
+    own.
     """
     types = listed(config, "layer_types") or every(config, 4, FULL, LINEAR)
     if FULL not in types:
         types = [*types[:-1], FULL]
     heads = config.get("linear_num_key_heads") or count(config, "num_attention_heads")
     keys = config.get("linear_key_head_dim") or int(0.75 * count(config, "hidden_size") / heads)
-    given = config.get("rope_parameters") or {"rope_theta": config.get("rope_theta"), **(config.get("rope_scaling") or {})}
+    given = config.get("rope_parameters") or {
+        "rope_theta": config.get("rope_theta"),
+        **(config.get("rope_scaling") or {}),
+    }
     return {
         "layer_types": types,
         "linear_num_key_heads": heads,
-        "linear_num_value_heads": config.get("linear_num_value_heads") or config["num_attention_heads"],
+        "linear_num_value_heads": config.get("linear_num_value_heads")
+        or config["num_attention_heads"],
         "linear_key_head_dim": keys,
         "linear_value_head_dim": config.get("linear_value_head_dim") or 2 * keys,
         "linear_norm_eps": 1e-5,
@@ -81,7 +87,14 @@ def options(config: Config) -> Mapping[str, Any]:
 _PARTS: Final = (("q", 0), ("k", 1), ("v", -1))
 
 FAMILY = replace(
-    decoder("olmo_hybrid", defaults=DEFAULTS, spell=spell, layers=delta_layers, parameters=parameters, options=options),
+    decoder(
+        "olmo_hybrid",
+        defaults=DEFAULTS,
+        spell=spell,
+        layers=delta_layers,
+        parameters=parameters,
+        options=options,
+    ),
     names=(
         (r"(.*)\.attention_layer_norm\.weight", r"\1.input_layernorm.weight"),
         (r"(.*)\.feedforward_layer_norm\.weight", r"\1.post_attention_layernorm.weight"),
@@ -91,7 +104,11 @@ FAMILY = replace(
         (r"(.*)\.linear_attn\.o_norm\.weight", r"\1.linear_attn.norm.weight"),
     ),
     repack=tuple(
-        Repack(pattern=rf"(.*\.linear_attn)\.{name}_{source}\.weight", into=(rf"\1.{target}.weight",), part=part)
+        Repack(
+            pattern=rf"(.*\.linear_attn)\.{name}_{source}\.weight",
+            into=(rf"\1.{target}.weight",),
+            part=part,
+        )
         for name, part in _PARTS
         for source, target in (("proj", "in_proj_qkv"), ("conv1d", "conv1d"))
     ),

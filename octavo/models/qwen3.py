@@ -36,4 +36,9 @@ def spell(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**window_if_used(config), "qk_norm": "scale"}
 
 
-FAMILY = decoder("qwen3", defaults=DEFAULTS, spell=spell, parameters=dense(bias=biased, out_bias=biased, norms=head_norms))
+FAMILY = decoder(
+    "qwen3",
+    defaults=DEFAULTS,
+    spell=spell,
+    parameters=dense(bias=biased, out_bias=biased, norms=head_norms),
+)

@@ -54,7 +54,11 @@ def sparse_layers(config: Config) -> tuple[int, ...]:
     if count(config, "num_experts", 0) == 0:
         return ()
     dense, step = listed(config, "mlp_only_layers"), count(config, "decoder_sparse_step")
-    return tuple(index for index in range(step - 1, count(config, "num_hidden_layers"), step) if index not in dense)
+    return tuple(
+        index
+        for index in range(step - 1, count(config, "num_hidden_layers"), step)
+        if index not in dense
+    )
 
 
 def parameters(config: Config) -> int:
@@ -63,9 +67,14 @@ def parameters(config: Config) -> int:
     for layer in typed_layers(config):
         params: AttentionParams = layer.mixers[0][1].attention  # type: ignore[attr-defined]
         has_bias = biased(params, config)
-        made += attention(params, bias=has_bias, out_bias=has_bias, norms=2 * params.head_dim) + 2 * hidden
+        made += (
+            attention(params, bias=has_bias, out_bias=has_bias, norms=2 * params.head_dim)
+            + 2 * hidden
+        )
         if layer.index in sparse:
-            made += experts(hidden, count(config, "moe_intermediate_size"), count(config, "num_experts"))
+            made += experts(
+                hidden, count(config, "moe_intermediate_size"), count(config, "num_experts")
+            )
         else:
             made += gated_mlp(hidden, count(config, "intermediate_size"))
     return made
@@ -87,5 +96,6 @@ def options(config: Config) -> Mapping[str, Any]:
 
 
 FAMILY = replace(
-    decoder("qwen3_moe", defaults=DEFAULTS, spell=spell, parameters=parameters, options=options), repack=ONE_BY_ONE
+    decoder("qwen3_moe", defaults=DEFAULTS, spell=spell, parameters=parameters, options=options),
+    repack=ONE_BY_ONE,
 )

@@ -1,6 +1,8 @@
-"""Qwen3-Next and Qwen3.5, the latter's text model: gated delta nets, and full attention with gates. Torch-free data.
+"""Qwen3-Next and Qwen3.5, the latter's text model: gated delta nets, and full attention with gates.
+Torch-free data.
 
-Owns class defaults, which layer is which, and its checkpoints' own names. Rotation by three coordinates is by one in text.
+Owns class defaults, which layer is which, and its checkpoints' own names. Rotation by three
+coordinates is by one in text.
 """
 
 from __future__ import annotations
@@ -11,7 +13,15 @@ from typing import Any, Final
 
 from octavo.kinds.full.spec import FullAttention
 from octavo.kinds.gated_delta_net.spec import GatedDeltaNet
-from octavo.models.common import FULL, IGNORED, LINEAR, decoder, decoder_options, every, layers_by_type
+from octavo.models.common import (
+    FULL,
+    IGNORED,
+    LINEAR,
+    decoder,
+    decoder_options,
+    every,
+    layers_by_type,
+)
 from octavo.models.moe import ONE_BY_ONE
 from octavo.models.qwen3_moe import sparse_layers
 from octavo.models.weights import attention, embeddings, experts, gated_delta_net, gated_mlp
@@ -70,13 +80,18 @@ QWEN3_5_MOE: Final = {
 }
 
 COORDINATES: Final = frozenset({"mrope_section", "mrope_interleaved"})
-"""Entries of ``rope_parameters`` that say which coordinate of an image turns which wave: no matter in text, where all agree."""
+"""Entries of ``rope_parameters`` that say which coordinate of an image turns which wave: no matter
+in text, where all agree.
+"""
 
 
 def spell(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """One layer in ``full_attention_interval`` is full. Norms are centred on one but for those of the delta nets."""
+    """One layer in ``full_attention_interval`` is full. Norms are centred on one but for those of
+    the delta nets.
+    """
     made: dict[str, Any] = {
-        "layer_types": config.get("layer_types") or every(config, config["full_attention_interval"], FULL, LINEAR),
+        "layer_types": config.get("layer_types")
+        or every(config, config["full_attention_interval"], FULL, LINEAR),
         "qk_norm": "offset",
         "gated": True,
         "partial_rotary": True,
@@ -84,7 +99,9 @@ def spell(config: Mapping[str, Any]) -> Mapping[str, Any]:
     }
     for name in ("rope_parameters", "rope_scaling"):
         if isinstance(config.get(name), Mapping):
-            made[name] = {key: value for key, value in config[name].items() if key not in COORDINATES}
+            made[name] = {
+                key: value for key, value in config[name].items() if key not in COORDINATES
+            }
     return made
 
 
@@ -95,12 +112,20 @@ def packed_spell(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def delta_layers(config: Config) -> tuple[LayerSpec, ...]:
     """Full attention as ``self_attn``, gated delta nets as ``linear_attn``."""
-    return layers_by_type(config, {FULL: (("self_attn", FullAttention),), LINEAR: (("linear_attn", GatedDeltaNet),)})
+    return layers_by_type(
+        config, {FULL: (("self_attn", FullAttention),), LINEAR: (("linear_attn", GatedDeltaNet),)}
+    )
 
 
 def parameters(config: Config) -> int:
-    """Gated attention with head norms, delta nets; MLPs or experts with a gated shared one; two norms per layer."""
-    hidden, number, made = count(config, "hidden_size"), count(config, "num_experts", 0), embeddings(config)
+    """Gated attention with head norms, delta nets; MLPs or experts with a gated shared one; two
+    norms per layer.
+    """
+    hidden, number, made = (
+        count(config, "hidden_size"),
+        count(config, "num_experts", 0),
+        embeddings(config),
+    )
     sparse = sparse_layers(config)
     for layer in delta_layers(config):
         kind: Any = layer.mixers[0][1]
@@ -108,7 +133,13 @@ def parameters(config: Config) -> int:
             made += gated_delta_net(kind)
         else:
             biased = bool(config.get("attention_bias", False))
-            made += attention(kind.attention, gate=True, norms=2 * kind.attention.head_dim, bias=biased, out_bias=biased)
+            made += attention(
+                kind.attention,
+                gate=True,
+                norms=2 * kind.attention.head_dim,
+                bias=biased,
+                out_bias=biased,
+            )
         if layer.index in sparse:
             made += experts(hidden, count(config, "moe_intermediate_size"), number) + hidden
             made += gated_mlp(hidden, count(config, "shared_expert_intermediate_size"))
@@ -141,7 +172,9 @@ NAMES: Final[tuple[Rename, ...]] = (
 """One name of shared experts for all families; the text model's part of multimodal checkpoints."""
 
 
-def _qwen(name: str, *, aliases: tuple[str, ...] = (), defaults: Mapping[str, Any], packed: bool = False) -> Family:
+def _qwen(
+    name: str, *, aliases: tuple[str, ...] = (), defaults: Mapping[str, Any], packed: bool = False
+) -> Family:
     family = decoder(
         name,
         aliases=aliases,
@@ -151,7 +184,12 @@ def _qwen(name: str, *, aliases: tuple[str, ...] = (), defaults: Mapping[str, An
         parameters=parameters,
         options=options,
     )
-    return replace(family, names=NAMES, repack=ONE_BY_ONE, ignored=(*IGNORED, r"mtp\..*", r"(?:model\.)?visual\..*"))
+    return replace(
+        family,
+        names=NAMES,
+        repack=ONE_BY_ONE,
+        ignored=(*IGNORED, r"mtp\..*", r"(?:model\.)?visual\..*"),
+    )
 
 
 FAMILIES = (

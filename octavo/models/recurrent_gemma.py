@@ -1,6 +1,8 @@
-"""The RecurrentGemma family (Griffin): gated linear recurrences, and attention within a window. Torch-free data.
+"""The RecurrentGemma family (Griffin): gated linear recurrences, and attention within a window.
+Torch-free data.
 
-Owns class defaults, which layer is which, and its checkpoints' own names. Nothing in its configs limits the context.
+Owns class defaults, which layer is which, and its checkpoints' own names. Nothing in its configs
+limits the context.
 """
 
 from __future__ import annotations
@@ -12,7 +14,15 @@ from typing import Any, Final
 
 from octavo.kinds.rg_lru.spec import RealGatedRecurrent
 from octavo.kinds.sliding.spec import SlidingWindow
-from octavo.models.common import LINEAR, SLIDING, Mixers, decoder, decoder_options, layers_by_type, listed
+from octavo.models.common import (
+    LINEAR,
+    SLIDING,
+    Mixers,
+    decoder,
+    decoder_options,
+    layers_by_type,
+    listed,
+)
 from octavo.models.mamba import NO_LIMIT
 from octavo.models.weights import attention, embeddings, gated_mlp
 from octavo.spec.kind import Config, LayerSpec, count
@@ -38,11 +48,15 @@ DEFAULTS: Final = {
 
 
 def spell(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """``block_types`` repeated; attention is always within the window, its output biased, its heads of what there is."""
+    """``block_types`` repeated; attention is always within the window, its output biased, its heads
+    of what there is.
+    """
     types = listed(config, "_block_types") or listed(config, "block_types") or [None]
     words, layers = {"recurrent": LINEAR, "attention": SLIDING}, count(config, "num_hidden_layers")
     return {
-        "layer_types": [words.get(name, name) for name in (types[index % len(types)] for index in range(layers))],
+        "layer_types": [
+            words.get(name, name) for name in (types[index % len(types)] for index in range(layers))
+        ],
         "sliding_window": config["attention_window_size"],
         "lru_width": config.get("lru_width") or config["hidden_size"],
         "head_dim": count(config, "hidden_size") // count(config, "num_attention_heads"),
@@ -61,12 +75,20 @@ def layers_of(config: Config) -> tuple[LayerSpec, ...]:
 
 
 def parameters(config: Config) -> int:
-    """Biases everywhere; gates of the recurrence are blocks, one per head; the MLP has half the size the config says."""
-    hidden, heads, made = count(config, "hidden_size"), count(config, "num_attention_heads"), embeddings(config)
+    """Biases everywhere; gates of the recurrence are blocks, one per head; the MLP has half the
+    size the config says.
+    """
+    hidden, heads, made = (
+        count(config, "hidden_size"),
+        count(config, "num_attention_heads"),
+        embeddings(config),
+    )
     for layer in layers_of(config):
         kind: Any = layer.mixers[0][1]
         if isinstance(kind, SlidingWindow):
-            made += attention(kind.attention, bias=bool(config.get("attention_bias", False)), out_bias=True)
+            made += attention(
+                kind.attention, bias=bool(config.get("attention_bias", False)), out_bias=True
+            )
         else:
             width = kind.width
             made += 3 * hidden * width + 2 * width + hidden + width * kind.kernel + width
@@ -83,7 +105,9 @@ def in_bfloat16(value: float) -> float:
 
 
 def options(config: Config) -> Mapping[str, Any]:
-    """Options of the decoder module. Transformers keeps the factor of the embeddings in bfloat16 whatever the dtype."""
+    """Options of the decoder module. Transformers keeps the factor of the embeddings in bfloat16
+    whatever the dtype.
+    """
     return decoder_options(
         config,
         activation=config["hidden_activation"],
@@ -96,7 +120,14 @@ def options(config: Config) -> Mapping[str, Any]:
 
 
 FAMILY = replace(
-    decoder("recurrent_gemma", defaults=DEFAULTS, spell=spell, layers=layers_of, parameters=parameters, options=options),
+    decoder(
+        "recurrent_gemma",
+        defaults=DEFAULTS,
+        spell=spell,
+        layers=layers_of,
+        parameters=parameters,
+        options=options,
+    ),
     names=(
         (r"(.*)\.temporal_pre_norm\.weight", r"\1.input_layernorm.weight"),
         (r"(.*)\.channel_pre_norm\.weight", r"\1.post_attention_layernorm.weight"),

@@ -1,6 +1,7 @@
 """SmolLM3: every fourth layer is not rotated. Torch-free data.
 
-Owns class defaults, which layers are rotated, and that a window, if used, is that of layers that are not.
+Owns class defaults, which layers are rotated, and that a window, if used, is that of layers that
+are not.
 """
 
 from __future__ import annotations
@@ -9,7 +10,15 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from octavo.base import ConfigError
-from octavo.models.common import FULL, SLIDING, decoder, decoder_options, every, listed, typed_layers
+from octavo.models.common import (
+    FULL,
+    SLIDING,
+    decoder,
+    decoder_options,
+    every,
+    listed,
+    typed_layers,
+)
 from octavo.models.weights import biased, dense
 from octavo.spec.kind import Config, LayerSpec, count
 
@@ -40,16 +49,28 @@ def spell(config: Mapping[str, Any]) -> Mapping[str, Any]:
         int(bool(name)) for name in every(config, config["no_rope_layer_interval"], "", "1")
     ]
     if len(rotated) < layers:
-        raise ConfigError(f"no_rope_layers names {len(rotated)} layers, num_hidden_layers says {layers}")
+        raise ConfigError(
+            f"no_rope_layers names {len(rotated)} layers, num_hidden_layers says {layers}"
+        )
     windowed = bool(config.get("use_sliding_window")) and config.get("sliding_window") is not None
     types = [SLIDING if windowed and not rotated[index] else FULL for index in range(layers)]
-    return {"no_rope_layers": rotated, "layer_types": config.get("layer_types") or types, "qk_norm": None}
+    return {
+        "no_rope_layers": rotated,
+        "layer_types": config.get("layer_types") or types,
+        "qk_norm": None,
+    }
 
 
 def layers(config: Config) -> tuple[LayerSpec, ...]:
     """Layers by type, rotated or not by ``no_rope_layers``."""
-    turned, still = typed_layers(config), typed_layers({**config, "rope_parameters": {FULL: None, SLIDING: None}})
-    return tuple(turned[index] if config["no_rope_layers"][index] else still[index] for index in range(len(turned)))
+    turned, still = (
+        typed_layers(config),
+        typed_layers({**config, "rope_parameters": {FULL: None, SLIDING: None}}),
+    )
+    return tuple(
+        turned[index] if config["no_rope_layers"][index] else still[index]
+        for index in range(len(turned))
+    )
 
 
 def options(config: Config) -> Mapping[str, Any]:

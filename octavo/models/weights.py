@@ -1,7 +1,8 @@
 """How many weights the usual parts of a model have. Torch-free.
 
-Owns counting. What is counted is what Transformers makes a parameter of: norms, biases and routers are included, tables that
-follow from the config are not. All sizes come from the kinds' own parameters where a kind has them.
+Owns counting. What is counted is what Transformers makes a parameter of: norms, biases and routers
+are included, tables that follow from the config are not. All sizes come from the kinds' own
+parameters where a kind has them.
 """
 
 from __future__ import annotations
@@ -33,9 +34,16 @@ def mixers(layers: tuple[LayerSpec, ...]) -> list[Kind]:
 
 
 def attention(
-    params: AttentionParams, *, bias: bool = False, out_bias: bool = False, gate: bool = False, norms: int = 0
+    params: AttentionParams,
+    *,
+    bias: bool = False,
+    out_bias: bool = False,
+    gate: bool = False,
+    norms: int = 0,
 ) -> int:
-    """Projections of queries (and of a gate as large), keys, values and output. norms: weights of their norms."""
+    """Projections of queries (and of a gate as large), keys, values and output. norms: weights of
+    their norms.
+    """
     queries, keys = params.num_heads * params.head_dim, params.num_kv_heads * params.head_dim
     size = params.hidden_size
     made = size * (queries * (2 if gate else 1) + 2 * keys) + queries * size + norms
@@ -43,12 +51,15 @@ def attention(
 
 
 def dense(
-    *, layer_norms: int = 2, mlp_bias: str = "", **beside: Callable[[AttentionParams, Config], int | bool]
+    *,
+    layer_norms: int = 2,
+    mlp_bias: str = "",
+    **beside: Callable[[AttentionParams, Config], int | bool],
 ) -> Callable[[Config], int]:
     """A function that counts the weights of a plain decoder.
 
-    layer_norms: per layer, of the hidden size. mlp_bias: the config key that says so. beside: options of ``attention``, each
-    from its parameters and the config.
+    layer_norms: per layer, of the hidden size. mlp_bias: the config key that says so. beside:
+    options of ``attention``, each from its parameters and the config.
     """
 
     def parameters(config: Config) -> int:
@@ -56,7 +67,9 @@ def dense(
         made = embeddings(config)
         for kind in mixers(typed_layers(config)):
             params: AttentionParams = kind.attention  # type: ignore[attr-defined]
-            options: dict[str, Any] = {name: value(params, config) for name, value in beside.items()}
+            options: dict[str, Any] = {
+                name: value(params, config) for name, value in beside.items()
+            }
             made += attention(params, **options) + layer_norms * hidden
             made += gated_mlp(hidden, inner, bias=bool(config.get(mlp_bias, False)))
         return made
@@ -94,17 +107,26 @@ def latent_attention(params: LatentParams) -> int:
         made = size * params.q_lora_rank + params.q_lora_rank + params.q_lora_rank * queries
     if params.bias:
         made += (params.q_lora_rank or 0) + rank + params.rope_dim + size
-    made += size * (rank + params.rope_dim) + rank + rank * heads * (params.nope_dim + params.value_dim)
+    made += (
+        size * (rank + params.rope_dim) + rank + rank * heads * (params.nope_dim + params.value_dim)
+    )
     return made + heads * params.value_dim * size
 
 
 def indexer(kind: SparseLatent) -> int:
-    """The indexer of sparse latent attention: queries from the query latent, one key with its norm, weights of its heads."""
+    """The indexer of sparse latent attention: queries from the query latent, one key with its norm,
+    weights of its heads.
+    """
     if kind.shares_index:
         return 0
     source = kind.latent.q_lora_rank or kind.latent.hidden_size
     size = kind.latent.hidden_size
-    return source * kind.index_heads * kind.index_dim + size * kind.index_dim + 2 * kind.index_dim + size * kind.index_heads
+    return (
+        source * kind.index_heads * kind.index_dim
+        + size * kind.index_dim
+        + 2 * kind.index_dim
+        + size * kind.index_heads
+    )
 
 
 def gated_mlp(hidden: int, inner: int, *, bias: bool = False) -> int:
@@ -117,16 +139,33 @@ def experts(hidden: int, inner: int, number: int) -> int:
     return number * gated_mlp(hidden, inner) + hidden * number
 
 
-def mamba(kind: Mamba, *, rank: int, conv_bias: bool = True, bias: bool = False, norms: bool = False) -> int:
+def mamba(
+    kind: Mamba, *, rank: int, conv_bias: bool = True, bias: bool = False, norms: bool = False
+) -> int:
     """A Mamba mixer whose time steps have ``rank``; norms: over time step, B and C (Jamba)."""
     size, inner, state = kind.hidden_size, kind.inner_size, kind.state_size
-    made = 3 * size * inner + inner * kind.kernel + inner * (rank + 2 * state) + rank * inner + inner + inner * state + inner
+    made = (
+        3 * size * inner
+        + inner * kind.kernel
+        + inner * (rank + 2 * state)
+        + rank * inner
+        + inner
+        + inner * state
+        + inner
+    )
     made += inner if conv_bias else 0
     made += 2 * inner + size if bias else 0
     return made + (rank + 2 * state if norms else 0)
 
 
-def mamba2(kind: Mamba2, *, conv_bias: bool = True, bias: bool = False, out_bias: bool = False, norm: bool = True) -> int:
+def mamba2(
+    kind: Mamba2,
+    *,
+    conv_bias: bool = True,
+    bias: bool = False,
+    out_bias: bool = False,
+    norm: bool = True,
+) -> int:
     """A Mamba-2 mixer; norm: the gated one before its output."""
     size, inner = kind.hidden_size, kind.num_heads * kind.head_dim
     conv = inner + 2 * kind.num_groups * kind.state_size
@@ -141,11 +180,18 @@ def gated_delta_net(kind: GatedDeltaNet) -> int:
     """A gated delta net: q, k, v, output gate, two gates per head, convolution, norm, output."""
     keys, values = kind.key_heads * kind.key_dim, kind.value_heads * kind.value_dim
     project = 2 * keys + 2 * values + 2 * kind.value_heads
-    return kind.hidden_size * (project + values) + (2 * keys + values) * kind.kernel + 2 * kind.value_heads + kind.value_dim
+    return (
+        kind.hidden_size * (project + values)
+        + (2 * keys + values) * kind.kernel
+        + 2 * kind.value_heads
+        + kind.value_dim
+    )
 
 
 def kimi_delta(kind: KimiDelta) -> int:
-    """Kimi delta attention: q, k, v, output, low-rank decay and output gates, convolutions, norm."""
+    """Kimi delta attention: q, k, v, output, low-rank decay and output gates, convolutions,
+    norm.
+    """
     size, heads, dim = kind.hidden_size, kind.num_heads, kind.head_dim
     inner = heads * dim
     gates = 2 * (size * dim + dim * inner) + inner + heads + size * heads

@@ -1,6 +1,7 @@
 """Which layers have a window, as configs say it. Torch-free.
 
-Owns no family. Every function takes a config with its class defaults filled in and returns entries to add to it.
+Owns no family. Every function takes a config with its class defaults filled in and returns entries
+to add to it.
 """
 
 from __future__ import annotations
@@ -24,16 +25,22 @@ def full_everywhere(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def window_if_used(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A window counts only with ``use_sliding_window``, then from layer ``max_window_layers`` on."""
+    """A window counts only with ``use_sliding_window``, then from layer ``max_window_layers``
+    on.
+    """
     window = config.get("sliding_window") if config.get("use_sliding_window") else None
     layers = count(config, "num_hidden_layers")
     first = layers if window is None else count(config, "max_window_layers", 0)
-    types = config.get("layer_types") or [SLIDING if index >= first else FULL for index in range(layers)]
+    types = config.get("layer_types") or [
+        SLIDING if index >= first else FULL for index in range(layers)
+    ]
     return {"sliding_window": window, "layer_types": types}
 
 
 def full_every(default: int) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
-    """One layer in ``sliding_window_pattern``, a number or a string such as ``LLLG``, is full; without a window all are."""
+    """One layer in ``sliding_window_pattern``, a number or a string such as ``LLLG``, is full;
+    without a window all are.
+    """
 
     def spell(config: Mapping[str, Any]) -> Mapping[str, Any]:
         if config.get("layer_types"):
@@ -43,7 +50,9 @@ def full_every(default: int) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]
         pattern = config.get("sliding_window_pattern") or default
         if isinstance(pattern, str):
             layers = count(config, "num_hidden_layers")
-            types = [FULL if pattern[index % len(pattern)] == "G" else SLIDING for index in range(layers)]
+            types = [
+                FULL if pattern[index % len(pattern)] == "G" else SLIDING for index in range(layers)
+            ]
             # The last layer sees everything, wherever the pattern ends.
             return {"layer_types": [*types[:-1], FULL]}
         return {"layer_types": every(config, pattern, FULL, SLIDING)}

@@ -1,4 +1,5 @@
-"""Zamba2: Mamba-2 layers, some of them behind a transformer block whose weights they share. Torch-free data.
+"""Zamba2: Mamba-2 layers, some of them behind a transformer block whose weights they share.
+Torch-free data.
 
 Owns class defaults and tensor names. Layers that share a block's weights have caches of their own.
 """
@@ -12,7 +13,15 @@ from typing import Any, Final
 from octavo.base import UnsupportedError
 from octavo.kinds.full.spec import FullAttention
 from octavo.kinds.mamba2.spec import Mamba2
-from octavo.models.common import IGNORED, LINEAR, decoder_options, layers_by_type, planned, refuse, rotated_only
+from octavo.models.common import (
+    IGNORED,
+    LINEAR,
+    decoder_options,
+    layers_by_type,
+    planned,
+    refuse,
+    rotated_only,
+)
 from octavo.models.hybrid import HYBRID, head_size
 from octavo.models.weights import embeddings, gated_mlp, mamba2
 from octavo.spec.hybrid import SharedOptions
@@ -45,10 +54,11 @@ DEFAULTS: Final = {
 
 
 def spell(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Attention over hidden state and embedding side by side, so heads are twice as wide; Mamba-2 in Bamba's words.
+    """Attention over hidden state and embedding side by side, so heads are twice as wide; Mamba-2
+    in Bamba's words.
 
-    Rotation has to be asked for. Transformers clamps time steps from below by ``time_step_min`` in prompts, and not while
-    decoding; here they are not, so that cutting a prompt changes nothing.
+    Rotation has to be asked for. Transformers clamps time steps from below by ``time_step_min`` in
+    prompts, and not while decoding; here they are not, so that cutting a prompt changes nothing.
     """
     refuse(config, {"add_bias_linear": (False,), "use_long_context": (False,)})
     hidden, heads = count(config, "hidden_size"), count(config, "num_attention_heads")
@@ -71,18 +81,31 @@ def spell(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def layers(config: Config) -> tuple[LayerSpec, ...]:
-    """Mamba-2 in every layer; hybrid ones share the weights of few attention blocks, each with a cache of its own."""
+    """Mamba-2 in every layer; hybrid ones share the weights of few attention blocks, each with a
+    cache of its own.
+    """
     mamba_only = (("mamba", Mamba2),)
-    return layers_by_type(config, {LINEAR: mamba_only, HYBRID: (("shared_transformer.self_attn", FullAttention), *mamba_only)})
+    return layers_by_type(
+        config,
+        {
+            LINEAR: mamba_only,
+            HYBRID: (("shared_transformer.self_attn", FullAttention), *mamba_only),
+        },
+    )
 
 
 def options(config: Config) -> Mapping[str, Any]:
-    """Options of the decoder module. Raises UnsupportedError where an adapter would not fit its projection."""
-    adapters, heads = bool(config["use_shared_attention_adapter"]), count(config, "num_attention_heads")
+    """Options of the decoder module. Raises UnsupportedError where an adapter would not fit its
+    projection.
+    """
+    adapters, heads = (
+        bool(config["use_shared_attention_adapter"]),
+        count(config, "num_attention_heads"),
+    )
     if adapters and (config.get("num_key_value_heads") or heads) != heads:
         raise UnsupportedError(
-            f"num_key_value_heads {config['num_key_value_heads']} is not supported with use_shared_attention_adapter; "
-            f"only num_attention_heads {heads} is"
+            f"num_key_value_heads {config['num_key_value_heads']} is not supported with"
+            f" use_shared_attention_adapter; only num_attention_heads {heads} is"
         )
     options = SharedOptions(
         **decoder_options(config),
@@ -94,8 +117,14 @@ def options(config: Config) -> Mapping[str, Any]:
 
 
 def parameters(config: Config) -> int:
-    """Mamba-2 with a norm in every layer; shared blocks once each, and per hybrid layer a projection and adapters."""
-    hidden, inner, made = count(config, "hidden_size"), count(config, "intermediate_size"), embeddings(config)
+    """Mamba-2 with a norm in every layer; shared blocks once each, and per hybrid layer a
+    projection and adapters.
+    """
+    hidden, inner, made = (
+        count(config, "hidden_size"),
+        count(config, "intermediate_size"),
+        embeddings(config),
+    )
     specs, adapter_rank = layers(config), count(config, "adapter_rank")
     hybrid = [layer.mixers[0][1] for layer in specs if len(layer.mixers) > 1]
     for layer in specs:
@@ -107,7 +136,11 @@ def parameters(config: Config) -> int:
         block = 3 * 2 * hidden * width + width * hidden + gated_mlp(hidden, inner) + 3 * hidden
         made += min(count(config, "num_mem_blocks"), len(hybrid)) * block
         adapter = adapter_rank * (hidden + 2 * inner)
-        adapter += 3 * adapter_rank * (2 * hidden + width) if config.get("use_shared_attention_adapter") else 0
+        adapter += (
+            3 * adapter_rank * (2 * hidden + width)
+            if config.get("use_shared_attention_adapter")
+            else 0
+        )
         made += len(hybrid) * (hidden * hidden + adapter)
     return made
 

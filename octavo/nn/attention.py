@@ -1,8 +1,8 @@
 """The torch layer of every kind that keeps separate keys and values per head.
 
-Owns projections, per-head norms and rotation, with the checkpoint's module names. What is remembered, and how far a query
-sees, is the kind's: it passes its law. ``queries`` and ``keys_values`` are
-shared with the kinds' slow references.
+Owns projections, per-head norms and rotation, with the checkpoint's module names. What is
+remembered, and how far a query sees, is the kind's: it passes its law. ``queries`` and
+``keys_values`` are shared with the kinds' slow references.
 """
 
 from __future__ import annotations
@@ -24,17 +24,28 @@ from octavo.spec.rope import RopeParams
 
 
 class Attention(nn.Module):
-    """Grouped-query attention. Keys are cached after norm and rotation. Stream ``kv``, fields k and v."""
+    """Grouped-query attention. Keys are cached after norm and rotation. Stream ``kv``, fields k and
+    v.
+    """
 
-    def __init__(self, params: AttentionParams, *, law: Law, dtype: torch.dtype, device: torch.device | str) -> None:
+    def __init__(
+        self, params: AttentionParams, *, law: Law, dtype: torch.dtype, device: torch.device | str
+    ) -> None:
         super().__init__()
-        self.params, self.law, self.hidden_size, self._ready = params, law, params.hidden_size, Ready()
+        self.params, self.law, self.hidden_size, self._ready = (
+            params,
+            law,
+            params.hidden_size,
+            Ready(),
+        )
 
         def linear(inputs: int, outputs: int, bias: bool) -> nn.Linear:
             return Linear(inputs, outputs, bias=bias, dtype=dtype, device=device)
 
         queries, keys = params.num_heads * params.head_dim, params.num_kv_heads * params.head_dim
-        self.q_proj = linear(params.hidden_size, 2 * queries if params.gated else queries, params.bias)
+        self.q_proj = linear(
+            params.hidden_size, 2 * queries if params.gated else queries, params.bias
+        )
         self.o_proj = linear(queries, params.hidden_size, params.out_bias)
         self._inputs = ["q_proj"]
         if params.makes_kv:
@@ -45,11 +56,25 @@ class Attention(nn.Module):
                 self._inputs.append("v_proj")
         if params.qk_norm is not None:
             whole, style = params.qk_norm_over == "projection", params.qk_norm
-            self.q_norm = Norm(queries if whole else params.head_dim, params.norm_eps, style, dtype=dtype, device=device)
+            self.q_norm = Norm(
+                queries if whole else params.head_dim,
+                params.norm_eps,
+                style,
+                dtype=dtype,
+                device=device,
+            )
             if params.makes_kv:
-                self.k_norm = Norm(keys if whole else params.head_dim, params.norm_eps, style, dtype=dtype, device=device)
+                self.k_norm = Norm(
+                    keys if whole else params.head_dim,
+                    params.norm_eps,
+                    style,
+                    dtype=dtype,
+                    device=device,
+                )
         if params.sinks:
-            self.sinks = nn.Parameter(torch.zeros(params.num_heads, dtype=dtype, device=device), requires_grad=False)
+            self.sinks = nn.Parameter(
+                torch.zeros(params.num_heads, dtype=dtype, device=device), requires_grad=False
+            )
 
     def queries(self, hidden: Tensor, step: Step) -> Tensor:
         """hidden [T, d] -> q [T, Hq, D], normed and rotated."""
@@ -61,11 +86,15 @@ class Attention(nn.Module):
         return self._keys_values(pair[0], pair[-1], step)
 
     def _project(self, hidden: Tensor) -> Sequence[Tensor]:
-        """hidden [T, d] -> what ``q_proj``, ``k_proj`` and ``v_proj`` make, as far as there are any: queries, keys, values."""
+        """hidden [T, d] -> what ``q_proj``, ``k_proj`` and ``v_proj`` make, as far as there are
+        any: queries, keys, values.
+        """
         return together(hidden, [getattr(self, name) for name in self._inputs], self._ready)
 
     def _gated_queries(self, made: Tensor, step: Step) -> tuple[Tensor, Tensor | None]:
-        """What ``q_proj`` makes, [T, ...] -> q [T, Hq, D], normed and rotated, and gates [T, Hq * D], where there are any."""
+        """What ``q_proj`` makes, [T, ...] -> q [T, Hq, D], normed and rotated, and gates [T, Hq *
+        D], where there are any.
+        """
         params = self.params
         if not params.gated:
             return self._queries(made, step), None
@@ -78,26 +107,39 @@ class Attention(nn.Module):
         if params.temperature is None:
             return q
         floor, strength = params.temperature
-        factor = step.shared(("temperature", floor, strength), lambda: _temperature(step.positions, floor, strength))
+        factor = step.shared(
+            ("temperature", floor, strength), lambda: _temperature(step.positions, floor, strength)
+        )
         return (q * factor).to(q.dtype)
 
     def _keys_values(self, k: Tensor, v: Tensor, step: Step) -> tuple[Tensor, Tensor]:
-        """What ``k_proj`` and ``v_proj`` make, [T, Hkv * D] -> k, v [T, Hkv, D]; keys normed and rotated."""
+        """What ``k_proj`` and ``v_proj`` make, [T, Hkv * D] -> k, v [T, Hkv, D]; keys normed and
+        rotated.
+        """
         params = self.params
         v = v.view(-1, params.num_kv_heads, params.head_dim)
         v = unit(v, params.norm_eps) if params.v_norm else v
         return self._finished("k_norm", k, params.num_kv_heads, step), v
 
     def _finished(self, name: str, projected: Tensor, heads: int, step: Step) -> Tensor:
-        """[T, heads * D] -> [T, heads, D], normed and rotated, in one call where there is a kernel."""
+        """[T, heads * D] -> [T, heads, D], normed and rotated, in one call where there is a
+        kernel.
+        """
         params, rope = self.params, self.params.rope
-        if params.qk_norm is None or params.qk_norm_over == "projection" or rope is None or params.qk_unit_norm:
+        if (
+            params.qk_norm is None
+            or params.qk_norm_over == "projection"
+            or rope is None
+            or params.qk_unit_norm
+        ):
             return self._turn(self._norm(name, projected, heads), step)
         norm, (cos, sin) = getattr(self, name), self._tables(rope, projected.dtype, step)
         if not takes(projected) or norm.weight.dtype != projected.dtype:
             return self._turn(self._norm(name, projected, heads), step)
         split = projected.view(-1, heads, params.head_dim)
-        return normed_rotated(split, norm.weight, norm.eps, norm.style, cos, sin, interleaved=rope.interleaved)
+        return normed_rotated(
+            split, norm.weight, norm.eps, norm.style, cos, sin, interleaved=rope.interleaved
+        )
 
     def _tables(self, rope: RopeParams, dtype: torch.dtype, step: Step) -> tuple[Tensor, Tensor]:
         dim = self.params.head_dim
@@ -109,11 +151,16 @@ class Attention(nn.Module):
         if params.qk_norm is None:
             return projected.view(split)
         norm = getattr(self, name)
-        return norm(projected).view(split) if params.qk_norm_over == "projection" else norm(projected.view(split))
+        return (
+            norm(projected).view(split)
+            if params.qk_norm_over == "projection"
+            else norm(projected.view(split))
+        )
 
     def _turn(self, x: Tensor, step: Step) -> Tensor:
-        """Rotate [T, heads, D] by the step's positions, unless the layer does not, and divide by the root mean square, if it
-        does."""
+        """Rotate [T, heads, D] by the step's positions, unless the layer does not, and divide by
+        the root mean square, if it does.
+        """
         rope = self.params.rope
         if rope is not None:
             cos, sin = self._tables(rope, x.dtype, step)
@@ -126,7 +173,16 @@ class Attention(nn.Module):
         q, gate = self._gated_queries(made, step)
         k, v = self._keys_values(pair[0], pair[-1], step) if pair else (None, None)
         sinks = self.sinks if params.sinks else None
-        mixed = attend(q, k, v, caches["kv"], law=self.law, scale=params.scale, softcap=params.softcap, sinks=sinks)
+        mixed = attend(
+            q,
+            k,
+            v,
+            caches["kv"],
+            law=self.law,
+            scale=params.scale,
+            softcap=params.softcap,
+            sinks=sinks,
+        )
         return self.output(mixed, gate)
 
     def output(self, mixed: Tensor, gate: Tensor | None) -> Tensor:
@@ -135,20 +191,33 @@ class Attention(nn.Module):
 
 
 def _temperature(positions: Tensor, floor: int, strength: float) -> Tensor:
-    """Factors of queries, float32 [T, 1, 1], that grow with the position (Nakanishi 2025, as in Llama 4)."""
-    return (torch.log1p(torch.floor((positions.float() + 1.0) / floor)) * strength + 1.0)[:, None, None]
+    """Factors of queries, float32 [T, 1, 1], that grow with the position (Nakanishi 2025, as in
+    Llama 4).
+    """
+    return (torch.log1p(torch.floor((positions.float() + 1.0) / floor)) * strength + 1.0)[
+        :, None, None
+    ]
 
 
 def dense_attention(layer: Attention, hidden: Tensor) -> Tensor:
-    """Whole sequence in [T, d], whole sequence out [T, d], one query and head at a time, without a cache: the kinds' oracle."""
+    """Whole sequence in [T, d], whole sequence out [T, d], one query and head at a time, without a
+    cache: the kinds' oracle.
+    """
     params = layer.params
     count = hidden.shape[0]
     step = Step.alone(count, hidden.device)
     made, *pair = layer._project(hidden)
-    (q, gate), (k, v) = layer._gated_queries(made, step), layer._keys_values(pair[0], pair[-1], step)
-    mixed = torch.zeros(count, params.num_heads, params.head_dim, dtype=hidden.dtype, device=hidden.device)
+    (q, gate), (k, v) = (
+        layer._gated_queries(made, step),
+        layer._keys_values(pair[0], pair[-1], step),
+    )
+    mixed = torch.zeros(
+        count, params.num_heads, params.head_dim, dtype=hidden.dtype, device=hidden.device
+    )
     for query in range(count):
-        seen = [key for start, stop in layer.law.needs(query) for key in range(start, stop)] + [query]
+        seen = [key for start, stop in layer.law.needs(query) for key in range(start, stop)] + [
+            query
+        ]
         for head in range(params.num_heads):
             group = head // (params.num_heads // params.num_kv_heads)
             scores = k[seen, group] @ q[query, head] * params.scale

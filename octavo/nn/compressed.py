@@ -1,8 +1,10 @@
-"""The torch layers of DeepSeek-V4's attention: a window, and entries that a compressor makes of several tokens each.
+"""The torch layers of DeepSeek-V4's attention: a window, and entries that a compressor makes of
+several tokens each.
 
-Owns ``CompressedAttention`` (low-rank queries, one entry that is key and value, grouped low-rank output) and ``Compressor``;
-kinds add what they read beside the window. Module names are those of Transformers' ``modeling_deepseek_v4``. Compressors
-compute in float32, as DeepSeek's own inference code does. Fresh entries pass through the cache's dtype before they are read.
+Owns ``CompressedAttention`` (low-rank queries, one entry that is key and value, grouped low-rank
+output) and ``Compressor``; kinds add what they read beside the window. Module names are those of
+Transformers' ``modeling_deepseek_v4``. Compressors compute in float32, as DeepSeek's own inference
+code does. Fresh entries pass through the cache's dtype before they are read.
 """
 
 from __future__ import annotations
@@ -28,62 +30,91 @@ Device = torch.device | str
 
 
 def turn(x: Tensor, angles: tuple[Tensor, Tensor], *, back: bool = False) -> Tensor:
-    """Rotate the last elements of [n, heads, D] by tables [n, 1, rotated], in the tables' dtype; ``back``: the other way."""
+    """Rotate the last elements of [n, heads, D] by tables [n, 1, rotated], in the tables' dtype;
+    ``back``: the other way.
+    """
     cos, sin = angles
     size = cos.shape[-1]
-    turned = rotate(x[..., -size:].to(cos.dtype), cos, -sin if back else sin, interleaved=True).to(x.dtype)
+    turned = rotate(x[..., -size:].to(cos.dtype), cos, -sin if back else sin, interleaved=True).to(
+        x.dtype
+    )
     return torch.cat((x[..., :-size], turned), dim=-1)
 
 
-def angles_at(params: CompressedParams, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def angles_at(
+    params: CompressedParams, positions: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     """cos and sin [n, 1, rope_dim] in float32 at least."""
     assert params.rope is not None, "parameters for planning do not run"
-    return tables(params.rope, params.rope_dim, positions, torch.promote_types(dtype, torch.float32))
+    return tables(
+        params.rope, params.rope_dim, positions, torch.promote_types(dtype, torch.float32)
+    )
 
 
 def queries_of(step: Step) -> Queries:
     """The step's tokens as its layers' queries."""
     return step.shared(
         "queries",
-        lambda: Queries(cuts=step.cuts, starts=step.starts, positions=step.positions, requests=step.requests),
+        lambda: Queries(
+            cuts=step.cuts, starts=step.starts, positions=step.positions, requests=step.requests
+        ),
     )
 
 
 def places_of(view: CacheView, step: Step) -> Places:
     """Where single tokens of a stream are: alike for all streams of a group."""
-    return step.shared(("places", id(view.batch)), lambda: Places(view.batch.past, queries_of(step)))
+    return step.shared(
+        ("places", id(view.batch)), lambda: Places(view.batch.past, queries_of(step))
+    )
 
 
 class Compressor(nn.Module):
-    """Makes one entry of every ``ratio`` tokens: a sum by softmax weights, one for each channel, normed and rotated.
+    """Makes one entry of every ``ratio`` tokens: a sum by softmax weights, one for each channel,
+    normed and rotated.
 
-    overlap: every token is projected twice, for the entry of its own group and for the next, which so pools two groups.
-    What is remembered of single tokens is their value and their gate, the position's bias included.
+    overlap: every token is projected twice, for the entry of its own group and for the next, which
+    so pools two groups. What is remembered of single tokens is their value and their gate, the
+    position's bias included.
     """
 
-    def __init__(self, params: CompressedParams, dim: int, ratio: int, *, overlap: bool, device: Device) -> None:
+    def __init__(
+        self, params: CompressedParams, dim: int, ratio: int, *, overlap: bool, device: Device
+    ) -> None:
         super().__init__()
         self.params, self.dim, self.ratio, self.overlap = params, dim, ratio, overlap
         width, wide = dim * (2 if overlap else 1), torch.float32
         self.kv_proj = Linear(params.hidden_size, width, bias=False, dtype=wide, device=device)
         self.gate_proj = Linear(params.hidden_size, width, bias=False, dtype=wide, device=device)
-        self.position_bias = nn.Parameter(torch.zeros(ratio, width, dtype=wide, device=device), requires_grad=False)
+        self.position_bias = nn.Parameter(
+            torch.zeros(ratio, width, dtype=wide, device=device), requires_grad=False
+        )
         self.kv_norm = Norm(dim, params.norm_eps, "wide", dtype=wide, device=device)
 
     def forward(self, hidden: Tensor, step: Step, tail: CacheView, entries: CacheView) -> None:
-        """Store the entries that the step's tokens hidden [T, d] close, and what later ones need of its last tokens."""
+        """Store the entries that the step's tokens hidden [T, d] close, and what later ones need of
+        its last tokens.
+        """
         wide = hidden.to(self.kv_proj.weight.dtype)
         gate = self.gate_proj(wide) + self.position_bias[step.positions % self.ratio]
         kept, fresh = passed({"kv": self.kv_proj(wide), "gate": gate}, tail.fields)
         stored, past = tail.batch.stored.tokens, tail.past()
         closed = entries.batch.closed(self.ratio)
         if closed.numbers.numel():
-            made = self._pool(closed, step, tail, *(torch.cat((past[name].to(gate.dtype), fresh[name])) for name in past))
+            made = self._pool(
+                closed,
+                step,
+                tail,
+                *(torch.cat((past[name].to(gate.dtype), fresh[name])) for name in past),
+            )
             (part,) = entries.fields.keys() & {"kv", "key"}
-            entries.store_entries(self.ratio, **encode({part: made.to(hidden.dtype)}, entries.fields))
+            entries.store_entries(
+                self.ratio, **encode({part: made.to(hidden.dtype)}, entries.fields)
+            )
         tail.store(**{name: values.index_select(0, stored) for name, values in kept.items()})
 
-    def _pool(self, closed: Closed, step: Step, tail: CacheView, kv: Tensor, gate: Tensor) -> Tensor:
+    def _pool(
+        self, closed: Closed, step: Step, tail: CacheView, kv: Tensor, gate: Tensor
+    ) -> Tensor:
         """kv, gate [P + T, width] of single tokens -> the closed entries [E, dim]."""
         key, params = (id(tail.batch), self.ratio, self.overlap), self.params
         rows, missing = step.shared(("groups", *key), lambda: self._rows(closed, step, tail))
@@ -102,7 +133,9 @@ class Compressor(nn.Module):
         return turn(pooled[:, None], angles)[:, 0]
 
     def _rows(self, closed: Closed, step: Step, tail: CacheView) -> tuple[Tensor, Tensor]:
-        """int64 [E, n], the rows of each entry's tokens, and bool [E, n], those of a group ahead of the first."""
+        """int64 [E, n], the rows of each entry's tokens, and bool [E, n], those of a group ahead of
+        the first.
+        """
         device = closed.numbers.device
         counts = torch.tensor(closed.cuts, device=device).diff()
         requests = torch.repeat_interleave(torch.arange(counts.shape[0], device=device), counts)
@@ -120,25 +153,55 @@ class Scorer(nn.Module):
 
 
 class Indexer(Compressor):
-    """Chooses ``topk`` of the compressed entries for every token, by keys that it compresses from the same groups."""
+    """Chooses ``topk`` of the compressed entries for every token, by keys that it compresses from
+    the same groups.
+    """
 
     def __init__(
-        self, params: CompressedParams, heads: int, dim: int, topk: int, ratio: int, dtype: torch.dtype, device: Device
+        self,
+        params: CompressedParams,
+        heads: int,
+        dim: int,
+        topk: int,
+        ratio: int,
+        dtype: torch.dtype,
+        device: Device,
     ) -> None:
         super().__init__(params, dim, ratio, overlap=True, device=device)
         self.heads, self.topk = heads, topk
-        self.q_b_proj = Linear(params.q_lora_rank, heads * dim, bias=False, dtype=dtype, device=device)
+        self.q_b_proj = Linear(
+            params.q_lora_rank, heads * dim, bias=False, dtype=dtype, device=device
+        )
         self.scorer = Scorer(params.hidden_size, heads, dtype, device)
 
-    def chosen(self, hidden: Tensor, latent: Tensor, angles: tuple[Tensor, Tensor], step: Step, keys: CacheView) -> Tensor:
-        """hidden [T, d], latent [T, q_lora_rank] -> int64 [T, k] numbers of entries, -1 behind the last."""
+    def chosen(
+        self,
+        hidden: Tensor,
+        latent: Tensor,
+        angles: tuple[Tensor, Tensor],
+        step: Step,
+        keys: CacheView,
+    ) -> Tensor:
+        """hidden [T, d], latent [T, q_lora_rank] -> int64 [T, k] numbers of entries, -1 behind the
+        last.
+        """
         q = turn(self.q_b_proj(latent).view(-1, self.heads, self.dim), angles)
-        weights = self.scorer.weights_proj(hidden).to(angles[0].dtype) * (self.heads * self.dim) ** -0.5
-        return select(q, weights, Entries(view=keys, stride=self.ratio, part="key"), queries_of(step), self.topk)
+        weights = (
+            self.scorer.weights_proj(hidden).to(angles[0].dtype) * (self.heads * self.dim) ** -0.5
+        )
+        return select(
+            q,
+            weights,
+            Entries(view=keys, stride=self.ratio, part="key"),
+            queries_of(step),
+            self.topk,
+        )
 
 
 class CompressedAttention(nn.Module):
-    """Attention over a window of entries that are key and value at once; stream ``window``. Kinds add entries beside it."""
+    """Attention over a window of entries that are key and value at once; stream ``window``. Kinds
+    add entries beside it.
+    """
 
     def __init__(self, params: CompressedParams, dtype: torch.dtype, device: Device) -> None:
         super().__init__()
@@ -146,19 +209,26 @@ class CompressedAttention(nn.Module):
         linear = partial(Linear, bias=False, dtype=dtype, device=device)
         size, inner = params.hidden_size, params.num_heads * params.head_dim
         self.q_a_proj = linear(size, params.q_lora_rank)
-        self.q_a_norm = Norm(params.q_lora_rank, params.norm_eps, "wide", dtype=torch.float32, device=device)
+        self.q_a_norm = Norm(
+            params.q_lora_rank, params.norm_eps, "wide", dtype=torch.float32, device=device
+        )
         self.q_b_proj = linear(params.q_lora_rank, inner)
         self.kv_proj = linear(size, params.head_dim)
-        self.kv_norm = Norm(params.head_dim, params.norm_eps, "wide", dtype=torch.float32, device=device)
+        self.kv_norm = Norm(
+            params.head_dim, params.norm_eps, "wide", dtype=torch.float32, device=device
+        )
         self.o_a_proj = linear(inner // params.o_groups, params.o_groups * params.o_lora_rank)
         self.o_b_proj = linear(params.o_groups * params.o_lora_rank, size)
-        self.sinks = nn.Parameter(torch.zeros(params.num_heads, dtype=torch.float32, device=device), requires_grad=False)
+        self.sinks = nn.Parameter(
+            torch.zeros(params.num_heads, dtype=torch.float32, device=device), requires_grad=False
+        )
 
     def forward(self, hidden: Tensor, step: Step, caches: Caches) -> Tensor:
         """hidden [T, d] -> [T, d]; stores the step's entries as the caches' batches say."""
         params, view = self.params, caches["window"]
         angles = step.shared(
-            ("angles", params.rope, params.rope_dim, hidden.dtype), lambda: angles_at(params, step.positions, hidden.dtype)
+            ("angles", params.rope, params.rope_dim, hidden.dtype),
+            lambda: angles_at(params, step.positions, hidden.dtype),
         )
         latent = self.q_a_norm(self.q_a_proj(hidden))
         q = self.q_b_proj(latent).view(-1, params.num_heads, params.head_dim)
@@ -170,9 +240,16 @@ class CompressedAttention(nn.Module):
         return self._output(turn(mixed, angles, back=True))
 
     def compressed(
-        self, hidden: Tensor, latent: Tensor, angles: tuple[Tensor, Tensor], step: Step, caches: Caches
+        self,
+        hidden: Tensor,
+        latent: Tensor,
+        angles: tuple[Tensor, Tensor],
+        step: Step,
+        caches: Caches,
     ) -> Entries | None:
-        """Store the step's compressed entries, and say which ones its tokens read beside their windows."""
+        """Store the step's compressed entries, and say which ones its tokens read beside their
+        windows.
+        """
         return None
 
     def _recent(self, entry: Tensor, view: CacheView, step: Step) -> Recent:
@@ -180,7 +257,12 @@ class CompressedAttention(nn.Module):
         kept, fresh = passed({"kv": entry}, view.fields)
         past = decode(view.past(), dtype=entry.dtype)["kv"]
         places = places_of(view, step)
-        view.store(**{name: values.index_select(0, view.batch.stored.tokens) for name, values in kept.items()})
+        view.store(
+            **{
+                name: values.index_select(0, view.batch.stored.tokens)
+                for name, values in kept.items()
+            }
+        )
         return Recent(rows=torch.cat((past, fresh["kv"])), places=places)
 
     def _output(self, mixed: Tensor) -> Tensor:
@@ -189,4 +271,6 @@ class CompressedAttention(nn.Module):
         weights = self.o_a_proj.weight.view(self.params.o_groups, self.params.o_lora_rank, -1)
         if takes(groups, weights):
             return self.o_b_proj(by_head(groups, weights, flipped=True).flatten(1))
-        return self.o_b_proj(torch.bmm(groups.transpose(0, 1), weights.transpose(1, 2)).transpose(0, 1).flatten(1))
+        return self.o_b_proj(
+            torch.bmm(groups.transpose(0, 1), weights.transpose(1, 2)).transpose(0, 1).flatten(1)
+        )

@@ -1,7 +1,9 @@
-"""DeepSeek-V4's attention written out, one query and one entry at a time: the oracle of the kinds that ``nn.compressed`` runs.
+"""DeepSeek-V4's attention written out, one query and one entry at a time: the oracle of the kinds
+that ``nn.compressed`` runs.
 
-Owns the formulas once more, in another shape: whole sequence in, whole sequence out, no cache, no mask, no batch. Shares the
-layers' weights and rotary frequencies, nothing else. Everything is in the dtype of the input.
+Owns the formulas once more, in another shape: whole sequence in, whole sequence out, no cache, no
+mask, no batch. Shares the layers' weights and rotary frequencies, nothing else. Everything is in
+the dtype of the input.
 """
 
 from __future__ import annotations
@@ -20,21 +22,32 @@ Read = Callable[[int], Sequence[Tensor]]
 
 
 def dense(layer: CompressedAttention, hidden: Tensor, read: Read | None = None) -> Tensor:
-    """hidden [T, d] -> [T, d]: softmax over a window, what ``read`` gives, and a sink that carries no value."""
+    """hidden [T, d] -> [T, d]: softmax over a window, what ``read`` gives, and a sink that carries
+    no value.
+    """
     params = layer.params
     queries, entries = [], []
     for position, x in enumerate(hidden):
         latent = _normed(layer.q_a_proj.weight @ x, layer.q_a_norm.weight, params.norm_eps)
         heads = (layer.q_b_proj.weight @ latent).view(params.num_heads, params.head_dim)
-        queries.append([_turned(params, _normed(head, 1.0, params.norm_eps), position) for head in heads])
+        queries.append(
+            [_turned(params, _normed(head, 1.0, params.norm_eps), position) for head in heads]
+        )
         entry = _normed(layer.kv_proj.weight @ x, layer.kv_norm.weight, params.norm_eps)
         entries.append(_turned(params, entry, position))
     made = []
     for position, heads_of in enumerate(queries):
-        seen = torch.stack([*entries[max(0, position - params.window + 1) : position + 1], *(read(position) if read else ())])
+        seen = torch.stack(
+            [
+                *entries[max(0, position - params.window + 1) : position + 1],
+                *(read(position) if read else ()),
+            ]
+        )
         mixed = []
         for head, query in enumerate(heads_of):
-            scores = torch.cat((seen @ query * params.head_dim**-0.5, layer.sinks[head : head + 1].to(query.dtype)))
+            scores = torch.cat(
+                (seen @ query * params.head_dim**-0.5, layer.sinks[head : head + 1].to(query.dtype))
+            )
             mixed.append(_turned(params, torch.softmax(scores, dim=0)[:-1] @ seen, -position))
         made.append(_output(layer, mixed))
     return torch.stack(made)
@@ -47,29 +60,44 @@ def compress(compressor: Compressor, hidden: Tensor) -> list[Tensor]:
     for number in range(hidden.shape[0] // ratio):
         first = number * ratio
         own = [(token, dim if compressor.overlap else 0) for token in range(first, first + ratio)]
-        before = [(token, 0) for token in range(first - ratio, first)] if compressor.overlap and number else []
+        before = (
+            [(token, 0) for token in range(first - ratio, first)]
+            if compressor.overlap and number
+            else []
+        )
         values, gates = [], []
         for token, low in (*before, *own):
             values.append((compressor.kv_proj.weight @ hidden[token])[low : low + dim])
             gates.append(
-                (compressor.gate_proj.weight @ hidden[token] + compressor.position_bias[token % ratio])[low : low + dim]
+                (
+                    compressor.gate_proj.weight @ hidden[token]
+                    + compressor.position_bias[token % ratio]
+                )[low : low + dim]
             )
         pooled = (torch.softmax(torch.stack(gates), dim=0) * torch.stack(values)).sum(dim=0)
-        made.append(_turned(params, _normed(pooled, compressor.kv_norm.weight, params.norm_eps), first))
+        made.append(
+            _turned(params, _normed(pooled, compressor.kv_norm.weight, params.norm_eps), first)
+        )
     return made
 
 
 def choices(layer: CompressedAttention, indexer: Indexer, hidden: Tensor) -> list[list[int]]:
-    """For every token of hidden [T, d] the entries with the highest index scores, of equal ones the lowest."""
+    """For every token of hidden [T, d] the entries with the highest index scores, of equal ones the
+    lowest.
+    """
     params, keys, made = layer.params, compress(indexer, hidden), []
     for position, x in enumerate(hidden):
         latent = _normed(layer.q_a_proj.weight @ x, layer.q_a_norm.weight, params.norm_eps)
         heads = [
-            _turned(params, head, position) for head in (indexer.q_b_proj.weight @ latent).view(indexer.heads, indexer.dim)
+            _turned(params, head, position)
+            for head in (indexer.q_b_proj.weight @ latent).view(indexer.heads, indexer.dim)
         ]
         weights = (indexer.scorer.weights_proj.weight @ x).tolist()
         scores = {
-            number: sum(weight * max(0.0, float(head @ keys[number])) for weight, head in zip(weights, heads, strict=True))
+            number: sum(
+                weight * max(0.0, float(head @ keys[number]))
+                for weight, head in zip(weights, heads, strict=True)
+            )
             for number in range((position + 1) // indexer.ratio)
         }
         made.append(sorted(scores, key=lambda number: (-scores[number], number))[: indexer.topk])
@@ -94,7 +122,8 @@ def _output(layer: CompressedAttention, heads: list[Tensor]) -> Tensor:
     groups, rank = layer.params.o_groups, layer.params.o_lora_rank
     each = len(heads) // groups
     parts = [
-        layer.o_a_proj.weight[group * rank : (group + 1) * rank] @ torch.cat(heads[group * each : (group + 1) * each])
+        layer.o_a_proj.weight[group * rank : (group + 1) * rank]
+        @ torch.cat(heads[group * each : (group + 1) * each])
         for group in range(groups)
     ]
     return layer.o_b_proj.weight @ torch.cat(parts)

@@ -15,14 +15,28 @@ from octavo.ops.ragged import Ragged
 
 
 class CausalConv(nn.Module):
-    """A filter of ``width`` taps for each of ``channels``; parameters are those of ``nn.Conv1d`` with as many groups."""
+    """A filter of ``width`` taps for each of ``channels``; parameters are those of ``nn.Conv1d``
+    with as many groups.
+    """
 
     def __init__(
-        self, channels: int, width: int, *, bias: bool = False, dtype: torch.dtype, device: torch.device | str
+        self,
+        channels: int,
+        width: int,
+        *,
+        bias: bool = False,
+        dtype: torch.dtype,
+        device: torch.device | str,
     ) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(channels, 1, width, dtype=dtype, device=device), requires_grad=False)
-        self.bias = nn.Parameter(torch.zeros(channels, dtype=dtype, device=device), requires_grad=False) if bias else None
+        self.weight = nn.Parameter(
+            torch.zeros(channels, 1, width, dtype=dtype, device=device), requires_grad=False
+        )
+        self.bias = (
+            nn.Parameter(torch.zeros(channels, dtype=dtype, device=device), requires_grad=False)
+            if bias
+            else None
+        )
 
     @property
     def taps(self) -> Tensor:
@@ -30,10 +44,14 @@ class CausalConv(nn.Module):
         return self.weight[:, 0]
 
     def forward(self, x: Tensor, past: Tensor, ragged: Ragged) -> tuple[Tensor, Tensor]:
-        """x [T, channels], past [R, channels, width - 1] -> outputs [T, channels], inputs to keep [E, channels, width - 1]."""
+        """x [T, channels], past [R, channels, width - 1] -> outputs [T, channels], inputs to keep
+        [E, channels, width - 1].
+        """
         return causal_conv(x, past, self.taps, self.bias, ragged)
 
 
 def joined(state: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
-    """Past inputs of one convolution that are kept in several fields [R, heads, size, width - 1]: [R, channels, width - 1]."""
+    """Past inputs of one convolution that are kept in several fields [R, heads, size, width - 1]:
+    [R, channels, width - 1].
+    """
     return torch.cat([state[name].flatten(1, -2) for name in names], dim=1)

@@ -1,7 +1,7 @@
 """A decoder-only transformer of any kinds of layers: embedding, blocks, norm, head.
 
-Owns ``Decoder``, which a family configures by ``DecoderOptions``. Knows layers by their kind's contract only. Module names are
-those of Hugging Face checkpoints.
+Owns ``Decoder``, which a family configures by ``DecoderOptions``. Knows layers by their kind's
+contract only. Module names are those of Hugging Face checkpoints.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ LayerCaches = Mapping[tuple[int, str], Caches]
 
 
 def resolve(path: str | None) -> Any:
-    """The object that ``module:name`` names. Raises UnsupportedError for None: what can be planned for but not run."""
+    """The object that ``module:name`` names. Raises UnsupportedError for None: what can be planned
+    for but not run.
+    """
     if path is None:
         raise UnsupportedError("the model can be planned but not run yet")
     module, _, name = path.partition(":")
@@ -55,13 +57,23 @@ NORMS: Mapping[Placement, tuple[str, ...]] = MappingProxyType(
 
 
 class Block(nn.Module):
-    """One layer: mixer and MLP with their residuals, and norms where ``DecoderOptions.placement`` says."""
+    """One layer: mixer and MLP with their residuals, and norms where ``DecoderOptions.placement``
+    says.
+    """
 
-    def __init__(self, layer: LayerSpec, options: DecoderOptions, dtype: torch.dtype, device: torch.device | str) -> None:
+    def __init__(
+        self,
+        layer: LayerSpec,
+        options: DecoderOptions,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> None:
         super().__init__()
         assert len(layer.mixers) == 1, "a plain decoder layer mixes tokens once"
         self.index: int = layer.index
-        self.placement: Placement = "pre" if layer.index in options.pre_layers else options.placement
+        self.placement: Placement = (
+            "pre" if layer.index in options.pre_layers else options.placement
+        )
         self.mixer, kind = layer.mixers[0]
         self.add_module(self.mixer, build_mixer(kind, dtype, device))
         size, activation = options.hidden_size, options.activation
@@ -73,7 +85,10 @@ class Block(nn.Module):
             self.mlp = MLP(size, inner, activation, bias=bias, dtype=dtype, device=device)
         for name in NORMS[self.placement]:
             self.add_module(
-                f"{name}_layernorm", Norm(options.hidden_size, options.norm_eps, options.norm, dtype=dtype, device=device)
+                f"{name}_layernorm",
+                Norm(
+                    options.hidden_size, options.norm_eps, options.norm, dtype=dtype, device=device
+                ),
             )
 
     def forward(self, hidden: Tensor, step: Step, caches: LayerCaches) -> Tensor:
@@ -104,11 +119,23 @@ class Trunk(nn.Module):
 
     block: ClassVar[type[nn.Module]] = Block
 
-    def __init__(self, spec: ModelSpec, options: DecoderOptions, dtype: torch.dtype, device: torch.device | str) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        options: DecoderOptions,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> None:
         super().__init__()
-        self.embed_tokens = nn.Embedding(spec.vocab_size, options.hidden_size, dtype=dtype, device=device)
-        self.layers = nn.ModuleList(self.block(layer, options, dtype, device) for layer in spec.layers)
-        self.norm = Norm(options.hidden_size, options.norm_eps, options.norm, dtype=dtype, device=device)
+        self.embed_tokens = nn.Embedding(
+            spec.vocab_size, options.hidden_size, dtype=dtype, device=device
+        )
+        self.layers = nn.ModuleList(
+            self.block(layer, options, dtype, device) for layer in spec.layers
+        )
+        self.norm = Norm(
+            options.hidden_size, options.norm_eps, options.norm, dtype=dtype, device=device
+        )
 
 
 class Decoder(nn.Module):
@@ -125,12 +152,16 @@ class Decoder(nn.Module):
         self.options = self.reads(**spec.options)
         self.model, self._ready = self.trunk(spec, self.options, dtype, device), Ready()
         if not self.options.tied_embeddings:
-            self.lm_head = Linear(self.options.hidden_size, spec.vocab_size, bias=False, dtype=dtype, device=device)
+            self.lm_head = Linear(
+                self.options.hidden_size, spec.vocab_size, bias=False, dtype=dtype, device=device
+            )
 
     @property
     def tied(self) -> Mapping[str, str]:
         """Checkpoint tensors that repeat another one and may be absent or present."""
-        return {"lm_head.weight": "model.embed_tokens.weight"} if self.options.tied_embeddings else {}
+        return (
+            {"lm_head.weight": "model.embed_tokens.weight"} if self.options.tied_embeddings else {}
+        )
 
     @property
     def unused(self) -> frozenset[str]:
@@ -149,16 +180,21 @@ class Decoder(nn.Module):
         hidden: Tensor = self.model.embed_tokens(token_ids)
         if self.options.embed_scale != 1.0:
             # Transformers rounds the factor to the weights' dtype first.
-            hidden = hidden * torch.tensor(self.options.embed_scale, dtype=hidden.dtype, device=hidden.device)
+            hidden = hidden * torch.tensor(
+                self.options.embed_scale, dtype=hidden.dtype, device=hidden.device
+            )
         return hidden
 
     def head(self, hidden: Tensor, *, wide: bool = True) -> Tensor:
         """Final norm and head of any rows: [n, d] -> logits [n, vocab], in memory of its own.
 
-        wide: in float32; else in the model's dtype, where that tells as much: enough to compare them.
+        wide: in float32; else in the model's dtype, where that tells as much: enough to compare
+            them.
         """
         hidden = self.model.norm(hidden)
-        head = self.model.embed_tokens.weight if self.options.tied_embeddings else self.lm_head.weight
+        head = (
+            self.model.embed_tokens.weight if self.options.tied_embeddings else self.lm_head.weight
+        )
         logits = project(hidden, head, self._ready)
         if self.options.logit_scale != 1.0:
             logits = logits * self.options.logit_scale

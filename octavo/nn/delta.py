@@ -1,7 +1,8 @@
-"""What layers with a delta rule share: one convolution over q, k and v, unit keys, a matrix per head, a gated norm.
+"""What layers with a delta rule share: one convolution over q, k and v, unit keys, a matrix per
+head, a gated norm.
 
-Owns ``DeltaRule``, from which the kinds derive, and the dense oracle of such layers. How decays, strengths and gates come from
-the hidden state is the kinds'.
+Owns ``DeltaRule``, from which the kinds derive, and the dense oracle of such layers. How decays,
+strengths and gates come from the hidden state is the kinds'.
 """
 
 from __future__ import annotations
@@ -43,17 +44,23 @@ class GatedNorm(nn.Module):
         device: torch.device | str,
     ) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(size, dtype=dtype, device=device), requires_grad=False)
+        self.weight = nn.Parameter(
+            torch.ones(size, dtype=dtype, device=device), requires_grad=False
+        )
         self.eps, self.activation = eps, activation
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
-        """x [..., size] in float32 at least, gate [..., size] -> [..., size] in the gate's dtype."""
+        """x [..., size] in float32 at least, gate [..., size] -> [..., size] in the gate's
+        dtype.
+        """
         return (unit(x, self.eps) * wide(self.weight) * self.activation(wide(gate))).to(gate.dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeltaShape:
-    """Sizes of a layer: ``value_heads`` matrices of ``key_dim`` rows; neighbours share one of ``key_heads`` keys."""
+    """Sizes of a layer: ``value_heads`` matrices of ``key_dim`` rows; neighbours share one of
+    ``key_heads`` keys.
+    """
 
     key_heads: int
     value_heads: int
@@ -69,8 +76,9 @@ class DeltaShape:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DeltaInputs:
-    """What a step's tokens bring: q, k and v ahead of the convolution [T, channels], log_decay [T, H] or [T, H, Dk] <= 0,
-    beta [T, H], gate [T, H, Dv]."""
+    """What a step's tokens bring: q, k and v ahead of the convolution [T, channels], log_decay [T,
+    H] or [T, H, Dk] <= 0, beta [T, H], gate [T, H, Dv].
+    """
 
     qkv: Tensor
     log_decay: Tensor
@@ -79,7 +87,9 @@ class DeltaInputs:
 
 
 class DeltaRule(nn.Module):
-    """The delta rule between a kind's ``inputs`` and its ``output``. Stream ``state``: ``FIELDS`` and recurrent."""
+    """The delta rule between a kind's ``inputs`` and its ``output``. Stream ``state``: ``FIELDS``
+    and recurrent.
+    """
 
     def __init__(
         self,
@@ -104,7 +114,9 @@ class DeltaRule(nn.Module):
         raise NotImplementedError
 
     def heads(self, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Convolved channels [T, C] -> q [T, Hk, Dk], scaled, k [T, Hk, Dk], both of unit length, v [T, H, Dv]."""
+        """Convolved channels [T, C] -> q [T, Hk, Dk], scaled, k [T, Hk, Dk], both of unit length, v
+        [T, H, Dv].
+        """
         shape = self.shape
         q, k, v = wide(self.activation(mixed)).split(shape.parts, dim=-1)
         q, k = (x.view(-1, shape.key_heads, shape.key_dim) for x in (q, k))
@@ -122,17 +134,23 @@ class DeltaRule(nn.Module):
             out = gated_delta_in_pages(*self.heads(mixed), made.log_decay, made.beta, places)
             view.store(written=("recurrent",), **parts)
         else:
-            out, recurrent = gated_delta(*self.heads(mixed), made.log_decay, made.beta, state["recurrent"], ragged)
+            out, recurrent = gated_delta(
+                *self.heads(mixed), made.log_decay, made.beta, state["recurrent"], ragged
+            )
             view.store(recurrent=recurrent, **parts)
         return self.output(out, made.gate)
 
 
 def dense_delta(layer: DeltaRule, hidden: Tensor) -> Tensor:
-    """Whole sequence in [T, d], whole sequence out [T, d], token by token from zero states: the kinds' oracle."""
+    """Whole sequence in [T, d], whole sequence out [T, d], token by token from zero states: the
+    kinds' oracle.
+    """
     shape, made = layer.shape, layer.inputs(hidden)
     whole = Ragged(starts=(0, hidden.shape[0]), emits=((),))
     past = hidden.new_zeros(1, sum(shape.parts), layer.conv1d.taps.shape[1] - 1)
     mixed, _ = recurrent_reference.causal_conv(made.qkv, past, layer.conv1d.taps, None, whole)
     state = hidden.new_zeros(1, shape.value_heads, shape.key_dim, shape.value_dim)
-    out, _ = recurrent_reference.gated_delta(*layer.heads(mixed), made.log_decay, made.beta, state, whole)
+    out, _ = recurrent_reference.gated_delta(
+        *layer.heads(mixed), made.log_decay, made.beta, state, whole
+    )
     return layer.output(out, made.gate)

@@ -1,7 +1,8 @@
 """Decoders whose layers are one thing each, or several mixers side by side.
 
-Owns ``SoloDecoder`` (Mamba, Mamba-2, Nemotron-H) and ``HybridDecoder`` (Granite 4, Falcon-H1), as their options describe them.
-Knows layers by their kind's contract only. Module names are those of Hugging Face checkpoints where families agree.
+Owns ``SoloDecoder`` (Mamba, Mamba-2, Nemotron-H) and ``HybridDecoder`` (Granite 4, Falcon-H1), as
+their options describe them. Knows layers by their kind's contract only. Module names are those of
+Hugging Face checkpoints where families agree.
 """
 
 from __future__ import annotations
@@ -27,20 +28,33 @@ Device = torch.device | str
 class SoloBlock(nn.Module):
     """One norm, and one mixer, MLP or set of experts, with its residual."""
 
-    def __init__(self, layer: LayerSpec, options: SoloOptions, dtype: torch.dtype, device: Device) -> None:
+    def __init__(
+        self, layer: LayerSpec, options: SoloOptions, dtype: torch.dtype, device: Device
+    ) -> None:
         super().__init__()
         assert len(layer.mixers) <= 1, "such a layer mixes tokens once at most"
         self.index, self.dtype, self.mixes = layer.index, dtype, bool(layer.mixers)
-        self.norm = Norm(options.hidden_size, options.norm_eps, options.norm, dtype=dtype, device=device)
+        self.norm = Norm(
+            options.hidden_size, options.norm_eps, options.norm, dtype=dtype, device=device
+        )
         self.mixer: nn.Module
         if layer.mixers:
             ((self.name, kind),) = layer.mixers
             self.mixer = build_mixer(kind, dtype, device)
         elif options.moe is not None and layer.index in options.moe.layers:
-            self.mixer = MoE(options.hidden_size, options.activation, options.moe, dtype=dtype, device=device)
+            self.mixer = MoE(
+                options.hidden_size, options.activation, options.moe, dtype=dtype, device=device
+            )
         else:
             inner, bias = options.intermediate_size, options.mlp_bias
-            self.mixer = PlainMLP(options.hidden_size, inner, options.activation, bias=bias, dtype=dtype, device=device)
+            self.mixer = PlainMLP(
+                options.hidden_size,
+                inner,
+                options.activation,
+                bias=bias,
+                dtype=dtype,
+                device=device,
+            )
 
     def forward(self, hidden: Tensor, step: Step, caches: LayerCaches) -> Tensor:
         """hidden [T, d] -> [T, d], in the residual's dtype."""
@@ -63,9 +77,13 @@ class SoloTrunk(Trunk):
 
     block: ClassVar[type[nn.Module]] = SoloBlock
 
-    def __init__(self, spec: ModelSpec, options: SoloOptions, dtype: torch.dtype, device: Device) -> None:
+    def __init__(
+        self, spec: ModelSpec, options: SoloOptions, dtype: torch.dtype, device: Device
+    ) -> None:
         super().__init__(spec, options, dtype, device)
-        self.norm = NarrowingNorm(options.hidden_size, options.norm_eps, options.norm, dtype=dtype, device=device)
+        self.norm = NarrowingNorm(
+            options.hidden_size, options.norm_eps, options.norm, dtype=dtype, device=device
+        )
 
 
 class SoloDecoder(Decoder):
@@ -86,7 +104,9 @@ class ScaledMLP(MLP):
 
     def __init__(self, options: HybridOptions, dtype: torch.dtype, device: Device) -> None:
         inner, bias = options.intermediate_size, options.mlp_bias
-        super().__init__(options.hidden_size, inner, options.activation, bias=bias, dtype=dtype, device=device)
+        super().__init__(
+            options.hidden_size, inner, options.activation, bias=bias, dtype=dtype, device=device
+        )
         self.scales = options.gate_scale, options.down_scale
 
     def forward(self, x: Tensor) -> Tensor:
@@ -96,7 +116,9 @@ class ScaledMLP(MLP):
 
 
 class SharedExpert(nn.Module):
-    """What is left of a layer's experts where there is the shared one only; named as if there were others."""
+    """What is left of a layer's experts where there is the shared one only; named as if there were
+    others.
+    """
 
     def __init__(self, shared: nn.Module) -> None:
         super().__init__()
@@ -108,9 +130,13 @@ class SharedExpert(nn.Module):
 
 
 class HybridBlock(Block):
-    """Mixers that read the same input and are added up, then an MLP or experts; norms ahead of both."""
+    """Mixers that read the same input and are added up, then an MLP or experts; norms ahead of
+    both.
+    """
 
-    def __init__(self, layer: LayerSpec, options: HybridOptions, dtype: torch.dtype, device: Device) -> None:
+    def __init__(
+        self, layer: LayerSpec, options: HybridOptions, dtype: torch.dtype, device: Device
+    ) -> None:
         super().__init__(replace(layer, mixers=layer.mixers[:1]), options, dtype, device)
         self.options, self.mixers = options, tuple(name for name, _ in layer.mixers)
         for name, kind in layer.mixers[1:]:
@@ -131,8 +157,13 @@ class HybridBlock(Block):
         return reduce(torch.add, mixed)
 
     def _mixed(self, name: str, x: Tensor, step: Step, caches: LayerCaches) -> Tensor:
-        before, behind = self.options.in_scales.get(name, 1.0), self.options.out_scales.get(name, 1.0)
-        made = cast(Mixer, getattr(self, name))(x if before == 1.0 else x * before, step, caches[self.index, name])
+        before, behind = (
+            self.options.in_scales.get(name, 1.0),
+            self.options.out_scales.get(name, 1.0),
+        )
+        made = cast(Mixer, getattr(self, name))(
+            x if before == 1.0 else x * before, step, caches[self.index, name]
+        )
         return made if behind == 1.0 else made * behind
 
 

@@ -1,7 +1,9 @@
-"""A decoder that carries several residual streams, mixed into one ahead of every mixer and MLP and spread out behind it.
+"""A decoder that carries several residual streams, mixed into one ahead of every mixer and MLP and
+spread out behind it.
 
-Owns manifold-constrained hyper-connections (mHC, Xie et al. 2026) as DeepSeek-V4 has them: their maps depend on the token's own
-streams only, so that no cache knows of them. Maps are computed in float32. Module names are those of Transformers.
+Owns manifold-constrained hyper-connections (mHC, Xie et al. 2026) as DeepSeek-V4 has them: their
+maps depend on the token's own streams only, so that no cache knows of them. Maps are computed in
+float32. Module names are those of Transformers.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ def _features(streams: Tensor, weight: Tensor, eps: float, ready: Ready) -> Tens
 
 
 class HyperConnection(nn.Module):
-    """The maps around one mixer or MLP: streams to its input, its output to streams, streams to streams."""
+    """The maps around one mixer or MLP: streams to its input, its output to streams, streams to
+    streams.
+    """
 
     def __init__(self, options: HyperOptions, device: Device) -> None:
         super().__init__()
@@ -42,7 +46,9 @@ class HyperConnection(nn.Module):
         self.scale = _weight(3, device=device)
 
     def forward(self, streams: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """[T, n, d] -> input [T, d]; gains of the output [T, n, 1] and the map of the streams [T, n, n], in streams' dtype."""
+        """[T, n, d] -> input [T, d]; gains of the output [T, n, 1] and the map of the streams [T,
+        n, n], in streams' dtype.
+        """
         count, floor, dtype = self.options.streams, self.options.floor, streams.dtype
         cuts = (count, count, count * count)
         parts = zip(
@@ -55,7 +61,11 @@ class HyperConnection(nn.Module):
         taken = torch.sigmoid(taken) + floor
         joined = (taken[..., None] * streams).sum(dim=1).to(dtype)
         carried = self._balanced(torch.softmax(mixed.unflatten(1, (count, count)), dim=-1) + floor)
-        return joined, (2 * torch.sigmoid(given)).to(dtype)[..., None], carried.to(dtype).transpose(1, 2)
+        return (
+            joined,
+            (2 * torch.sigmoid(given)).to(dtype)[..., None],
+            carried.to(dtype).transpose(1, 2),
+        )
 
     def _balanced(self, maps: Tensor) -> Tensor:
         """[T, n, n] with rows and columns that sum to about 1 (Sinkhorn and Knopp 1967)."""
@@ -77,18 +87,30 @@ class HyperHead(nn.Module):
 
     def forward(self, streams: Tensor) -> Tensor:
         """[n, streams, d] -> [n, d]."""
-        mixed = _features(streams, self.hc_fn, self.options.norm_eps, self._ready) * self.hc_scale + self.hc_base
-        return ((torch.sigmoid(mixed) + self.options.floor)[..., None] * streams).sum(dim=1).to(streams.dtype)
+        mixed = (
+            _features(streams, self.hc_fn, self.options.norm_eps, self._ready) * self.hc_scale
+            + self.hc_base
+        )
+        return (
+            ((torch.sigmoid(mixed) + self.options.floor)[..., None] * streams)
+            .sum(dim=1)
+            .to(streams.dtype)
+        )
 
 
 class HyperBlock(Block):
     """One layer between hyper-connections."""
 
-    def __init__(self, layer: LayerSpec, options: HyperOptions, dtype: torch.dtype, device: Device) -> None:
+    def __init__(
+        self, layer: LayerSpec, options: HyperOptions, dtype: torch.dtype, device: Device
+    ) -> None:
         hashed = options.hashed
         moe = hashed if hashed is not None and layer.index in hashed.layers else options.moe
         super().__init__(layer, replace(options, moe=moe), dtype, device)
-        self.attn_hc, self.ffn_hc = HyperConnection(options, device), HyperConnection(options, device)
+        self.attn_hc, self.ffn_hc = (
+            HyperConnection(options, device),
+            HyperConnection(options, device),
+        )
 
     def forward(self, hidden: Tensor, step: Step, caches: LayerCaches) -> Tensor:
         """hidden [T, streams, d] -> [T, streams, d]."""
@@ -105,13 +127,17 @@ class HyperTrunk(Trunk):
 
     block: ClassVar[type[Block]] = HyperBlock
 
-    def __init__(self, spec: ModelSpec, options: HyperOptions, dtype: torch.dtype, device: Device) -> None:
+    def __init__(
+        self, spec: ModelSpec, options: HyperOptions, dtype: torch.dtype, device: Device
+    ) -> None:
         super().__init__(spec, options, dtype, device)
         self.hc_head = HyperHead(options, device)
 
 
 class HyperDecoder(Decoder):
-    """Token ids in, hidden states of all streams out; ``head`` makes one of those that are wanted."""
+    """Token ids in, hidden states of all streams out; ``head`` makes one of those that are
+    wanted.
+    """
 
     reads: ClassVar[type[HyperOptions]] = HyperOptions
     trunk: ClassVar[type[HyperTrunk]] = HyperTrunk

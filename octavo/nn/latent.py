@@ -1,7 +1,8 @@
-"""The torch layer of every kind that keeps one latent per token: projections, norms, rotation, and the slow oracle.
+"""The torch layer of every kind that keeps one latent per token: projections, norms, rotation, and
+the slow oracle.
 
-Owns ``LatentAttention``, with the checkpoint's module names, and ``dense_latent``. Which of the tokens that a query sees it
-attends to is the kind's: it overrides ``choose``.
+Owns ``LatentAttention``, with the checkpoint's module names, and ``dense_latent``. Which of the
+tokens that a query sees it attends to is the kind's: it overrides ``choose``.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from octavo.spec.rope import RopeParams
 
 
 def turn(x: Tensor, rope: RopeParams | None, dim: int, step: Step) -> Tensor:
-    """Rotate the first ``dim`` elements of [T, heads, n] by the step's positions, as ``rope`` says; nothing if it is None."""
+    """Rotate the first ``dim`` elements of [T, heads, n] by the step's positions, as ``rope`` says;
+    nothing if it is None.
+    """
     if rope is None:
         return x
     cos, sin = step.shared((rope, dim, x.dtype), lambda: tables(rope, dim, step.positions, x.dtype))
@@ -30,9 +33,13 @@ def turn(x: Tensor, rope: RopeParams | None, dim: int, step: Step) -> Tensor:
 
 
 class LatentAttention(nn.Module):
-    """Multi-head latent attention. Latents are cached after their norm, shared keys after rotation. Stream ``latent``."""
+    """Multi-head latent attention. Latents are cached after their norm, shared keys after rotation.
+    Stream ``latent``.
+    """
 
-    def __init__(self, params: LatentParams, *, dtype: torch.dtype, device: torch.device | str) -> None:
+    def __init__(
+        self, params: LatentParams, *, dtype: torch.dtype, device: torch.device | str
+    ) -> None:
         super().__init__()
         self.params, self.hidden_size = params, params.hidden_size
         size, heads, rank = params.hidden_size, params.num_heads, params.kv_lora_rank
@@ -73,20 +80,26 @@ class LatentAttention(nn.Module):
         """-> plain [T, H, nope] and rotated [T, H, rope]."""
         params = self.params
         q = (self.q_proj if params.q_lora_rank is None else self.q_b_proj)(source)
-        plain, rotated = q.view(source.shape[0], params.num_heads, -1).split((params.nope_dim, params.rope_dim), dim=-1)
+        plain, rotated = q.view(source.shape[0], params.num_heads, -1).split(
+            (params.nope_dim, params.rope_dim), dim=-1
+        )
         return plain, turn(rotated, params.rope, params.rope_dim, step)
 
     def entry(self, hidden: Tensor, step: Step) -> dict[str, Tensor]:
         """hidden [T, d] -> what is kept: latent [T, rank] and rope [T, rope]."""
         params = self.params
-        latent, rope = self.kv_a_proj_with_mqa(hidden).split((params.kv_lora_rank, params.rope_dim), dim=-1)
+        latent, rope = self.kv_a_proj_with_mqa(hidden).split(
+            (params.kv_lora_rank, params.rope_dim), dim=-1
+        )
         return {
             "latent": self.kv_a_layernorm(latent),
             "rope": turn(rope[:, None], params.rope, params.rope_dim, step)[:, 0],
         }
 
     def choose(self, hidden: Tensor, source: Tensor, step: Step, caches: Caches) -> Tensor | None:
-        """The tokens that each of the step's attends to, int64 [T, k] as ``Queries.chosen``; None for all it sees."""
+        """The tokens that each of the step's attends to, int64 [T, k] as ``Queries.chosen``; None
+        for all it sees.
+        """
         return None
 
     def forward(self, hidden: Tensor, step: Step, caches: Caches) -> Tensor:
@@ -99,8 +112,11 @@ class LatentAttention(nn.Module):
         return self.o_proj(latent_attend(q, view, self.heads).flatten(1))
 
 
-def dense_latent(layer: LatentAttention, hidden: Tensor, seen: Sequence[Sequence[int]] | None = None) -> Tensor:
-    """Whole sequence in [T, d], whole sequence out [T, d], one query and head at a time, without a cache: the kinds' oracle.
+def dense_latent(
+    layer: LatentAttention, hidden: Tensor, seen: Sequence[Sequence[int]] | None = None
+) -> Tensor:
+    """Whole sequence in [T, d], whole sequence out [T, d], one query and head at a time, without a
+    cache: the kinds' oracle.
 
     seen: the tokens that each query attends to; all up to itself unless given.
     """
@@ -108,12 +124,16 @@ def dense_latent(layer: LatentAttention, hidden: Tensor, seen: Sequence[Sequence
     step = Step.alone(count, hidden.device)
     plain, rotated = layer.queries(layer.source(hidden), step)
     entry = layer.entry(hidden, step)
-    made = layer.kv_b_proj(entry["latent"]).view(count, params.num_heads, params.nope_dim + params.value_dim)
+    made = layer.kv_b_proj(entry["latent"]).view(
+        count, params.num_heads, params.nope_dim + params.value_dim
+    )
     keys, values = made.split((params.nope_dim, params.value_dim), dim=-1)
     mixed = hidden.new_zeros(count, params.num_heads, params.value_dim)
     for query in range(count):
         near = list(range(query + 1) if seen is None else seen[query])
         for head in range(params.num_heads):
-            scores = keys[near, head] @ plain[query, head] + entry["rope"][near] @ rotated[query, head]
+            scores = (
+                keys[near, head] @ plain[query, head] + entry["rope"][near] @ rotated[query, head]
+            )
             mixed[query, head] = torch.softmax(scores * params.scale, dim=0) @ values[near, head]
     return layer.o_proj(mixed.flatten(1))

@@ -1,4 +1,5 @@
-"""Linear layers as decoding wants them: through compiled kernels where these are faster, alone or several at once, else torch.
+"""Linear layers as decoding wants them: through compiled kernels where these are faster, alone or
+several at once, else torch.
 
 Owns the choice. Knows no weights' names and no caches.
 """
@@ -15,7 +16,9 @@ from octavo.kernels.linear import Matrices
 
 
 class Ready:
-    """Keeps ``Matrices`` as long as they are of the same tensors. activation: as theirs, where they are a gated MLP's."""
+    """Keeps ``Matrices`` as long as they are of the same tensors. activation: as theirs, where they
+    are a gated MLP's.
+    """
 
     def __init__(self, activation: str | None = None) -> None:
         self._activation = activation
@@ -27,7 +30,12 @@ class Ready:
         # A copy of a module has other tensors.
         return Ready, (self._activation,)
 
-    def of(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None] = (), up: Tensor | None = None) -> Matrices:
+    def of(
+        self,
+        weights: Sequence[Tensor],
+        biases: Sequence[Tensor | None] = (),
+        up: Tensor | None = None,
+    ) -> Matrices:
         """What ``Matrices`` makes of them, now or before."""
         given = [one for one in (*weights, *biases, up) if one is not None]
         # A tensor may get other memory, and another tensor the same.
@@ -63,7 +71,9 @@ class Linear(nn.Linear):
 
 
 def together(x: Tensor, layers: Sequence[nn.Module], ready: Ready) -> Sequence[Tensor]:
-    """The outputs [..., N] of layers that take the same x [..., K], from one product where a kernel takes them."""
+    """The outputs [..., N] of layers that take the same x [..., K], from one product where a kernel
+    takes them.
+    """
     plain = [layer for layer in layers if type(layer) is Linear]
     if len(plain) == len(layers):
         matrices = ready.of([layer.weight for layer in plain], [layer.bias for layer in plain])

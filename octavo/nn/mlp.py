@@ -1,4 +1,6 @@
-"""The MLP of a layer, with a gate (Shazeer 2020) or without. Owns both and the activations they know."""
+"""The MLP of a layer, with a gate (Shazeer 2020) or without. Owns both and the activations they
+know.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,12 @@ def relu2(x: Tensor) -> Tensor:
 
 
 GATES: Mapping[str, Gate] = MappingProxyType(
-    {"silu": F.silu, "gelu": F.gelu, "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"), "relu2": relu2}
+    {
+        "silu": F.silu,
+        "gelu": F.gelu,
+        "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+        "relu2": relu2,
+    }
 )
 """Activations by Transformers' name."""
 
@@ -67,7 +74,14 @@ class PlainMLP(nn.Module):
     """``down(act(up(x)))``."""
 
     def __init__(
-        self, size: int, inner: int, activation: str, *, bias: bool, dtype: torch.dtype, device: torch.device | str
+        self,
+        size: int,
+        inner: int,
+        activation: str,
+        *,
+        bias: bool,
+        dtype: torch.dtype,
+        device: torch.device | str,
     ) -> None:
         super().__init__()
         self.up_proj = Linear(size, inner, bias=bias, dtype=dtype, device=device)

@@ -1,8 +1,9 @@
 """Sparse mixture of experts: routers, experts over the tokens that chose them, a shared expert.
 
-Owns ``MoE`` as ``MoEOptions`` describe it. The order of operations is Transformers', so that float32 results agree, but every
-layout of weights is turned into one when they are read: an expert's gate rows, if any, then its up rows, as of
-``nn.Linear``.
+Owns ``MoE`` as ``MoEOptions`` describe it. The order of operations is Transformers', so that
+float32 results agree, but every
+layout of weights is turned into one when they are read: an expert's gate rows, if any, then its up
+rows, as of ``nn.Linear``.
 """
 
 from __future__ import annotations
@@ -28,19 +29,27 @@ def _scores(logits: Tensor, scoring: str) -> Tensor:
 class Router(nn.Module):
     """Which experts a token takes, and how much each counts."""
 
-    def __init__(self, size: int, options: MoEOptions, *, dtype: torch.dtype, device: torch.device | str) -> None:
+    def __init__(
+        self, size: int, options: MoEOptions, *, dtype: torch.dtype, device: torch.device | str
+    ) -> None:
         super().__init__()
         self.options = options
         wide = torch.float32 if options.wide_router else dtype
         self.weight = _weight(options.experts, size, dtype=wide, device=device)
-        self.bias = _weight(options.experts, dtype=wide, device=device) if options.router_bias else None
+        self.bias = (
+            _weight(options.experts, dtype=wide, device=device) if options.router_bias else None
+        )
         if options.correction:
-            self.e_score_correction_bias = _weight(options.experts, dtype=torch.float32, device=device)
+            self.e_score_correction_bias = _weight(
+                options.experts, dtype=torch.float32, device=device
+            )
         if options.table:
             self.tid2eid = _weight(options.table, options.active, dtype=torch.int64, device=device)
 
     def forward(self, x: Tensor, token_ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """[T, size] -> scores in x's dtype, and experts int64, both [T, active]. token_ids [T]: for a router with a table."""
+        """[T, size] -> scores in x's dtype, and experts int64, both [T, active]. token_ids [T]: for
+        a router with a table.
+        """
         options = self.options
         logits = F.linear(x.to(self.weight.dtype), self.weight, self.bias).float()
         scores = _scores(logits, options.scoring)
@@ -61,17 +70,34 @@ class Router(nn.Module):
         ranks = scores + self.e_score_correction_bias if options.correction else logits
         if options.groups > 1:
             grouped = (ranks if options.correction else scores).unflatten(-1, (options.groups, -1))
-            best = grouped.topk(options.group_best, dim=-1).values.sum(dim=-1).topk(options.active_groups, dim=-1).indices
-            closed = torch.ones(grouped.shape[:2], dtype=torch.bool, device=ranks.device).scatter_(1, best, False)
-            ranks = ranks.masked_fill(closed.repeat_interleave(grouped.shape[2], dim=1), float("-inf"))
+            best = (
+                grouped.topk(options.group_best, dim=-1)
+                .values.sum(dim=-1)
+                .topk(options.active_groups, dim=-1)
+                .indices
+            )
+            closed = torch.ones(grouped.shape[:2], dtype=torch.bool, device=ranks.device).scatter_(
+                1, best, False
+            )
+            ranks = ranks.masked_fill(
+                closed.repeat_interleave(grouped.shape[2], dim=1), float("-inf")
+            )
         return ranks.topk(options.active, dim=-1).indices
 
 
 class Experts(nn.Module):
-    """MLPs of one shape, each over the tokens that took it. Without gates, ``gate_up_proj`` is up alone."""
+    """MLPs of one shape, each over the tokens that took it. Without gates, ``gate_up_proj`` is up
+    alone.
+    """
 
     def __init__(
-        self, size: int, activation: str, options: MoEOptions, *, dtype: torch.dtype, device: torch.device | str
+        self,
+        size: int,
+        activation: str,
+        options: MoEOptions,
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str,
     ) -> None:
         super().__init__()
         count, inner = options.experts, options.inner_size
@@ -79,8 +105,12 @@ class Experts(nn.Module):
         rows = 2 * inner if options.gated else inner
         self.gate_up_proj = _weight(count, rows, size, dtype=dtype, device=device)
         self.down_proj = _weight(count, size, inner, dtype=dtype, device=device)
-        self.gate_up_proj_bias = _weight(count, rows, dtype=dtype, device=device) if options.bias else None
-        self.down_proj_bias = _weight(count, size, dtype=dtype, device=device) if options.bias else None
+        self.gate_up_proj_bias = (
+            _weight(count, rows, dtype=dtype, device=device) if options.bias else None
+        )
+        self.down_proj_bias = (
+            _weight(count, size, dtype=dtype, device=device) if options.bias else None
+        )
 
     def forward(self, x: Tensor, scores: Tensor, chosen: Tensor) -> Tensor:
         """x [T, size], scores and chosen [T, active] -> [T, size]."""
@@ -92,13 +122,18 @@ class Experts(nn.Module):
         for expert, count in enumerate(counts):
             if count:
                 mine = slice(start, start + count)
-                out.index_add_(0, tokens[mine], self._expert(expert, x[tokens[mine]], weights[mine]))
+                out.index_add_(
+                    0, tokens[mine], self._expert(expert, x[tokens[mine]], weights[mine])
+                )
                 start += count
         return out
 
     def _expert(self, expert: int, x: Tensor, scores: Tensor) -> Tensor:
         """x [n, size], scores [n, 1] -> [n, size], scored."""
-        first, last = (None if bias is None else bias[expert] for bias in (self.gate_up_proj_bias, self.down_proj_bias))
+        first, last = (
+            None if bias is None else bias[expert]
+            for bias in (self.gate_up_proj_bias, self.down_proj_bias)
+        )
         if self.options.scores_inputs:
             return self._down(expert, F.linear(x * scores, self.gate_up_proj[expert], first), last)
         return self._down(expert, F.linear(x, self.gate_up_proj[expert], first), last) * scores
@@ -113,27 +148,43 @@ class Experts(nn.Module):
             return F.linear(self.gate(gate) * up, self.down_proj[expert], bias)
         limit, alpha = self.options.clamp
         gate, up = gate.clamp(max=limit), up.clamp(min=-limit, max=limit)
-        return F.linear((up + 1) * (gate * torch.sigmoid(gate * alpha)), self.down_proj[expert], bias)
+        return F.linear(
+            (up + 1) * (gate * torch.sigmoid(gate * alpha)), self.down_proj[expert], bias
+        )
 
 
 class MoE(nn.Module):
     """What a layer has in place of its MLP."""
 
     def __init__(
-        self, size: int, activation: str, options: MoEOptions, *, dtype: torch.dtype, device: torch.device | str
+        self,
+        size: int,
+        activation: str,
+        options: MoEOptions,
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str,
     ) -> None:
         super().__init__()
         latent = options.latent_size
         self.gate = Router(size, options, dtype=dtype, device=device)
         self.experts = Experts(latent or size, activation, options, dtype=dtype, device=device)
-        self.fc1_latent_proj = nn.Linear(size, latent, bias=False, dtype=dtype, device=device) if latent else None
-        self.fc2_latent_proj = nn.Linear(latent, size, bias=False, dtype=dtype, device=device) if latent else None
+        self.fc1_latent_proj = (
+            nn.Linear(size, latent, bias=False, dtype=dtype, device=device) if latent else None
+        )
+        self.fc2_latent_proj = (
+            nn.Linear(latent, size, bias=False, dtype=dtype, device=device) if latent else None
+        )
         self.shared_experts: MLP | PlainMLP | None = None
         if options.shared_size and options.gated:
             shared, limit = options.shared_size, options.limit
-            self.shared_experts = MLP(size, shared, activation, bias=False, limit=limit, dtype=dtype, device=device)
+            self.shared_experts = MLP(
+                size, shared, activation, bias=False, limit=limit, dtype=dtype, device=device
+            )
         elif options.shared_size:
-            self.shared_experts = PlainMLP(size, options.shared_size, activation, bias=False, dtype=dtype, device=device)
+            self.shared_experts = PlainMLP(
+                size, options.shared_size, activation, bias=False, dtype=dtype, device=device
+            )
         self.shared_expert_gate: nn.Linear | None = None
         if options.shared_gate:
             self.shared_expert_gate = nn.Linear(size, 1, bias=False, dtype=dtype, device=device)
@@ -141,9 +192,15 @@ class MoE(nn.Module):
     def forward(self, x: Tensor, token_ids: Tensor | None = None) -> Tensor:
         """[T, size] -> [T, size]. token_ids: int64 [T], for a router with a table."""
         scores, chosen = self.gate(x, token_ids)
-        mixed = self.experts(x if self.fc1_latent_proj is None else self.fc1_latent_proj(x), scores, chosen)
+        mixed = self.experts(
+            x if self.fc1_latent_proj is None else self.fc1_latent_proj(x), scores, chosen
+        )
         mixed = mixed if self.fc2_latent_proj is None else self.fc2_latent_proj(mixed)
         if self.shared_experts is None:
             return mixed
         shared = self.shared_experts(x)
-        return mixed + (shared if self.shared_expert_gate is None else self.shared_expert_gate(x).sigmoid() * shared)
+        return mixed + (
+            shared
+            if self.shared_expert_gate is None
+            else self.shared_expert_gate(x).sigmoid() * shared
+        )

@@ -1,7 +1,7 @@
 """Normalisation in the ways models do and round it.
 
-Owns ``Norm``: RMSNorm (Zhang and Sennrich 2019) and LayerNorm without bias. The order of operations is Transformers', so that
-float32 results agree.
+Owns ``Norm``: RMSNorm (Zhang and Sennrich 2019) and LayerNorm without bias. The order of operations
+is Transformers', so that float32 results agree.
 """
 
 from __future__ import annotations
@@ -22,12 +22,24 @@ def unit(x: Tensor, eps: float) -> Tensor:
 
 
 class Norm(nn.Module):
-    """``x / rms(x)`` times the weight (``scale``), the same rounded last (``wide``), or times one plus the weight and rounded
-    last (``offset``); with the mean subtracted first, times the weight and rounded last (``center``)."""
+    """``x / rms(x)`` times the weight (``scale``), the same rounded last (``wide``), or times one
+    plus the weight and rounded last (``offset``); with the mean subtracted first, times the weight
+    and rounded last (``center``).
+    """
 
-    def __init__(self, size: int, eps: float, style: NormStyle, *, dtype: torch.dtype, device: torch.device | str) -> None:
+    def __init__(
+        self,
+        size: int,
+        eps: float,
+        style: NormStyle,
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(size, dtype=dtype, device=device), requires_grad=False)
+        self.weight = nn.Parameter(
+            torch.ones(size, dtype=dtype, device=device), requires_grad=False
+        )
         self.eps, self.style = eps, style
 
     def __call__(self, x: Tensor) -> Tensor:

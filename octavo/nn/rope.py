@@ -1,7 +1,8 @@
 """Rotary position embedding: frequencies, tables, rotation.
 
-Owns the formulas of ``default`` (Su et al. 2021), ``linear``, ``llama3`` and ``yarn`` (Peng et al. 2023) scaling as
-Transformers' ``modeling_rope_utils`` writes them, operation by operation, so that float32 results agree.
+Owns the formulas of ``default`` (Su et al. 2021), ``linear``, ``llama3`` and ``yarn`` (Peng et al.
+2023) scaling as Transformers' ``modeling_rope_utils`` writes them, operation by operation, so that
+float32 results agree.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from octavo.spec.rope import RopeParams
 
 
 def frequencies(params: RopeParams, dim: int, device: torch.device | str) -> tuple[Tensor, float]:
-    """(inverse frequencies float32 [rotated / 2], factor of cos and sin) of heads of ``dim`` elements."""
+    """(inverse frequencies float32 [rotated / 2], factor of cos and sin) of heads of ``dim``
+    elements.
+    """
     dim = params.rotated(dim)
     exponents = torch.arange(0, dim, 2, dtype=torch.int64, device=device).float() / dim
     if params.rope_type == "yarn":
@@ -34,7 +37,11 @@ def frequencies(params: RopeParams, dim: int, device: torch.device | str) -> tup
 
 def _llama3(params: RopeParams, inverse: Tensor) -> Tensor:
     """Long waves are stretched by ``factor``, short ones kept, those between interpolated."""
-    old, low, high = params.original_max_position_embeddings, params.low_freq_factor, params.high_freq_factor
+    old, low, high = (
+        params.original_max_position_embeddings,
+        params.low_freq_factor,
+        params.high_freq_factor,
+    )
     wave = 2 * math.pi / inverse
     stretched = torch.where(wave > old / low, inverse / params.factor, inverse)
     smooth = (old / wave - low) / (high - low)
@@ -58,7 +65,11 @@ def _yarn(params: RopeParams, positions: Tensor, dim: int) -> tuple[Tensor, floa
     low, high = max(low, 0), min(high, dim - 1)
     if low == high:
         high += 0.001
-    ramp = torch.clamp((torch.arange(dim // 2, dtype=torch.float32, device=positions.device) - low) / (high - low), 0, 1)
+    ramp = torch.clamp(
+        (torch.arange(dim // 2, dtype=torch.float32, device=positions.device) - low) / (high - low),
+        0,
+        1,
+    )
     keep = 1 - ramp
     inverse = 1.0 / (params.factor * positions) * (1 - keep) + 1.0 / positions * keep
     if params.attention_factor is not None:
@@ -68,16 +79,24 @@ def _yarn(params: RopeParams, positions: Tensor, dim: int) -> tuple[Tensor, floa
     return inverse, magnitude(1.0)
 
 
-def tables(params: RopeParams, dim: int, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def tables(
+    params: RopeParams, dim: int, positions: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     """cos and sin [T, 1, rotated] in ``dtype`` at int64 ``positions`` [T]; angles in float32."""
     inverse, factor = frequencies(params, dim, positions.device)
     angles = positions[:, None].float() * inverse
-    both = (angles.repeat_interleave(2, dim=-1) if params.interleaved else torch.cat((angles, angles), dim=-1))[:, None]
+    both = (
+        angles.repeat_interleave(2, dim=-1)
+        if params.interleaved
+        else torch.cat((angles, angles), dim=-1)
+    )[:, None]
     return (both.cos() * factor).to(dtype), (both.sin() * factor).to(dtype)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> Tensor:
-    """Rotate the front of [T, heads, dim] by tables [T, 1, rotated]: halves against each other, or neighbours."""
+    """Rotate the front of [T, heads, dim] by tables [T, 1, rotated]: halves against each other, or
+    neighbours.
+    """
     if takes(x) and x.dtype == cos.dtype and x.dim() == 3:
         return rotated(x, cos, sin, interleaved=interleaved)
     front, rest = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]

@@ -1,8 +1,9 @@
-"""A decoder of layers with a state, some of them behind one of a few transformer blocks that they share (Zamba2).
+"""A decoder of layers with a state, some of them behind one of a few transformer blocks that they
+share (Zamba2).
 
-Owns ``SharedDecoder``: which weights layers share, and the adapters that every use has of its own. Layers that share weights
-still keep caches of their own. Weights that are shared belong to the first layer that uses them. Knows layers by their kind's
-contract only.
+Owns ``SharedDecoder``: which weights layers share, and the adapters that every use has of its own.
+Layers that share weights still keep caches of their own. Weights that are shared belong to the
+first layer that uses them. Knows layers by their kind's contract only.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ Device = torch.device | str
 
 
 class Adapted(nn.Module):
-    """A shared projection, with the low-rank term of its use number ``use`` where its uses have any."""
+    """A shared projection, with the low-rank term of its use number ``use`` where its uses have
+    any.
+    """
 
     def __init__(self, base: nn.Linear, adapters: nn.ModuleDict, use: int) -> None:
         super().__init__()
@@ -40,20 +43,28 @@ class Adapted(nn.Module):
         return made + self.adapters[str(self.use)](x) if self.adapters else made
 
 
-def adapted(inputs: int, outputs: int, uses: range, rank: int, dtype: torch.dtype, device: Device) -> Adapted:
-    """A projection for the first of ``uses``, with adapters of ``rank`` for each of them, or none where that is 0."""
+def adapted(
+    inputs: int, outputs: int, uses: range, rank: int, dtype: torch.dtype, device: Device
+) -> Adapted:
+    """A projection for the first of ``uses``, with adapters of ``rank`` for each of them, or none
+    where that is 0.
+    """
 
     def linear(first: int, last: int) -> nn.Linear:
         return nn.Linear(first, last, bias=False, dtype=dtype, device=device)
 
-    terms = {str(use): nn.Sequential(linear(inputs, rank), linear(rank, outputs)) for use in uses if rank}
+    terms = {
+        str(use): nn.Sequential(linear(inputs, rank), linear(rank, outputs)) for use in uses if rank
+    }
     return Adapted(linear(inputs, outputs), nn.ModuleDict(terms), uses.start)
 
 
 class SharedMLP(nn.Module):
     """A gated MLP with an adapter of gate and up together."""
 
-    def __init__(self, options: SharedOptions, uses: range, dtype: torch.dtype, device: Device) -> None:
+    def __init__(
+        self, options: SharedOptions, uses: range, dtype: torch.dtype, device: Device
+    ) -> None:
         super().__init__()
         size, inner = options.hidden_size, options.intermediate_size
         self.act = GATES[options.activation]
@@ -67,12 +78,20 @@ class SharedMLP(nn.Module):
 
 
 class SharedTransformer(nn.Module):
-    """Attention over hidden state and embedding side by side, and an MLP; norms ahead of both, no residuals.
+    """Attention over hidden state and embedding side by side, and an MLP; norms ahead of both, no
+    residuals.
 
     The ``mixer`` is the kind's own layer, with projections of other sizes and uses.
     """
 
-    def __init__(self, mixer: nn.Module, options: SharedOptions, uses: range, dtype: torch.dtype, device: Device) -> None:
+    def __init__(
+        self,
+        mixer: nn.Module,
+        options: SharedOptions,
+        uses: range,
+        dtype: torch.dtype,
+        device: Device,
+    ) -> None:
         super().__init__()
         size, rank = options.hidden_size, options.adapter_rank if options.attention_adapters else 0
         for name in ("q_proj", "k_proj", "v_proj"):
@@ -80,19 +99,34 @@ class SharedTransformer(nn.Module):
             setattr(mixer, name, adapted(2 * size, outputs, uses, rank, dtype, device))
         self.self_attn = mixer
         self.feed_forward = SharedMLP(options, uses, dtype, device)
-        self.input_layernorm = Norm(2 * size, options.norm_eps, options.norm, dtype=dtype, device=device)
-        self.pre_ff_layernorm = Norm(size, options.norm_eps, options.norm, dtype=dtype, device=device)
+        self.input_layernorm = Norm(
+            2 * size, options.norm_eps, options.norm, dtype=dtype, device=device
+        )
+        self.pre_ff_layernorm = Norm(
+            size, options.norm_eps, options.norm, dtype=dtype, device=device
+        )
 
     def adopt(self, owner: SharedTransformer, use: int) -> None:
         """Take the weights of ``owner``, for use number ``use``."""
-        for mine, theirs in ((self.self_attn, owner.self_attn), (self.feed_forward, owner.feed_forward), (self, owner)):
+        for mine, theirs in (
+            (self.self_attn, owner.self_attn),
+            (self.feed_forward, owner.feed_forward),
+            (self, owner),
+        ):
             for name, module in theirs.named_children():
                 if isinstance(module, Adapted):
                     setattr(mine, name, module.at(use))
                 elif isinstance(module, nn.Linear | Norm):
                     setattr(mine, name, module)
 
-    def forward(self, hidden: Tensor, embedded: Tensor, step: Step, caches: LayerCaches, where: tuple[int, str]) -> Tensor:
+    def forward(
+        self,
+        hidden: Tensor,
+        embedded: Tensor,
+        step: Step,
+        caches: LayerCaches,
+        where: tuple[int, str],
+    ) -> Tensor:
         """hidden and embedded [T, d] -> [T, d], with the caches of layer and mixer ``where``."""
         both = self.input_layernorm(torch.cat((hidden, embedded), dim=-1))
         mixed = cast(Mixer, self.self_attn)(both, step, caches[where])
@@ -100,14 +134,20 @@ class SharedTransformer(nn.Module):
 
 
 class SharingBlock(nn.Module):
-    """A layer with a state. Where it has a shared block ahead of it, what that makes is added to the layer's input only."""
+    """A layer with a state. Where it has a shared block ahead of it, what that makes is added to
+    the layer's input only.
+    """
 
-    def __init__(self, layer: LayerSpec, options: SharedOptions, dtype: torch.dtype, device: Device) -> None:
+    def __init__(
+        self, layer: LayerSpec, options: SharedOptions, dtype: torch.dtype, device: Device
+    ) -> None:
         super().__init__()
         size, self.index = options.hidden_size, layer.index
         *ahead, (self.mixer, kind) = layer.mixers
         self.add_module(self.mixer, build_mixer(kind, dtype, device))
-        self.input_layernorm = Norm(size, options.norm_eps, options.norm, dtype=dtype, device=device)
+        self.input_layernorm = Norm(
+            size, options.norm_eps, options.norm, dtype=dtype, device=device
+        )
         self.ahead = ahead[0][0] if ahead else None
         self.shared_transformer: SharedTransformer | None = None
         if ahead:
@@ -128,15 +168,23 @@ class SharedTrunk(Trunk):
 
     block: ClassVar[type[nn.Module]] = SharingBlock
 
-    def __init__(self, spec: ModelSpec, options: SharedOptions, dtype: torch.dtype, device: Device) -> None:
+    def __init__(
+        self, spec: ModelSpec, options: SharedOptions, dtype: torch.dtype, device: Device
+    ) -> None:
         super().__init__(spec, options, dtype, device)
-        sharing = [cast(SharingBlock, self.layers[layer.index]) for layer in spec.layers if len(layer.mixers) > 1]
+        sharing = [
+            cast(SharingBlock, self.layers[layer.index])
+            for layer in spec.layers
+            if len(layer.mixers) > 1
+        ]
         kinds = [layer.mixers[0][1] for layer in spec.layers if len(layer.mixers) > 1]
         for use, (block, kind) in enumerate(zip(sharing, kinds, strict=True)):
             uses = range(use, len(sharing), options.blocks)
             made = SharedTransformer(build_mixer(kind, dtype, device), options, uses, dtype, device)
             if use >= options.blocks:
-                made.adopt(cast(SharedTransformer, sharing[use % options.blocks].shared_transformer), use)
+                made.adopt(
+                    cast(SharedTransformer, sharing[use % options.blocks].shared_transformer), use
+                )
             block.shared_transformer = made
 
 
@@ -150,11 +198,15 @@ class SharedDecoder(Decoder):
         super().__init__(spec, dtype=dtype, device=device)
         owners = {id(weight): name for name, weight in self.named_parameters()}
         everything = self.named_parameters(remove_duplicate=False)
-        self._repeated = {name: owners[id(weight)] for name, weight in everything if owners[id(weight)] != name}
+        self._repeated = {
+            name: owners[id(weight)] for name, weight in everything if owners[id(weight)] != name
+        }
 
     @property
     def tied(self) -> Mapping[str, str]:
-        """As ``Decoder``; and shared weights under the names of layers that are not the first to use them."""
+        """As ``Decoder``; and shared weights under the names of layers that are not the first to
+        use them.
+        """
         return {**super().tied, **self._repeated}
 
     def forward(self, step: Step, caches: LayerCaches) -> Tensor:

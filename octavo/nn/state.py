@@ -1,6 +1,8 @@
-"""What layers with a state of constant size share: the state they begin with, and where states are wanted.
+"""What layers with a state of constant size share: the state they begin with, and where states are
+wanted.
 
-Owns the bridge between a stream of snapshots and the scans of ``ops``. Knows no kind and no formula.
+Owns the bridge between a stream of snapshots and the scans of ``ops``. Knows no kind and no
+formula.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from octavo.ops.ragged import Ragged
 
 
 def carried(view: CacheView, step: Step, *, without: Collection[str] = ()) -> dict[str, Tensor]:
-    """Each request's state after the tokens before its part, by field: [R, *entry], zeros where there are none."""
+    """Each request's state after the tokens before its part, by field: [R, *entry], zeros where
+    there are none.
+    """
     past = view.past(without=without)
     if all(step.starts):
         return past
@@ -30,8 +34,10 @@ def carried(view: CacheView, step: Step, *, without: Collection[str] = ()) -> di
 
 
 def in_pages(view: CacheView, step: Step, dtype: torch.dtype, name: str) -> Places | None:
-    """Where the states of a field lie, if a compiled step can go from page to page: one token per request, of a layer that
-    computes in no more than float32, and no page that one request writes is one that another still reads."""
+    """Where the states of a field lie, if a compiled step can go from page to page: one token per
+    request, of a layer that computes in no more than float32, and no page that one request writes
+    is one that another still reads.
+    """
     data = view.fields[name].data
     if dtype == torch.float64 or not takes_pages(data) or not emits(view, step).only_singles:
         return None
@@ -49,7 +55,13 @@ def _in_pages(view: CacheView, step: Step) -> dict[str, Tensor] | None:
     met = (stored.pages[:, None] == pages) & (stored.rows[:, None] == rows) & known
     if bool(met.fill_diagonal_(False).any()):
         return None
-    return {"pages": pages, "rows": rows, "known": known, "to_pages": stored.pages, "to_rows": stored.rows}
+    return {
+        "pages": pages,
+        "rows": rows,
+        "known": known,
+        "to_pages": stored.pages,
+        "to_rows": stored.rows,
+    }
 
 
 def emits(view: CacheView, step: Step) -> Ragged:

@@ -22,8 +22,9 @@ Caches = Mapping[str, CacheView]
 class Step:
     """One step's tokens, laid out one request after another.
 
-    token_ids, positions: int64 [T]. last: int64, the tokens whose logits are wanted. cuts: R + 1 places; request i's tokens are
-    ``[cuts[i], cuts[i + 1])``. starts: R positions of the first of them. memo: values that layers share within the step.
+    token_ids, positions: int64 [T]. last: int64, the tokens whose logits are wanted. cuts: R + 1
+    places; request i's tokens are ``[cuts[i], cuts[i + 1])``. starts: R positions of the first of
+    them. memo: values that layers share within the step.
     """
 
     token_ids: Tensor
@@ -38,7 +39,11 @@ class Step:
         """One request's first ``count`` tokens, all alike: for oracles that run without a cache."""
         positions = torch.arange(count, device=device)
         return cls(
-            token_ids=torch.zeros_like(positions), positions=positions, last=positions[:0], cuts=(0, count), starts=(0,)
+            token_ids=torch.zeros_like(positions),
+            positions=positions,
+            last=positions[:0],
+            cuts=(0, count),
+            starts=(0,),
         )
 
     def shared(self, key: Hashable, make: Callable[[], Any]) -> Any:
@@ -54,7 +59,9 @@ class Step:
 
     def _requests(self) -> Tensor:
         cuts = torch.tensor(self.cuts, dtype=torch.int64)
-        return torch.repeat_interleave(torch.arange(len(self.starts)), cuts.diff()).to(self.positions.device)
+        return torch.repeat_interleave(torch.arange(len(self.starts)), cuts.diff()).to(
+            self.positions.device
+        )
 
 
 class Mixer(Protocol):
@@ -63,5 +70,7 @@ class Mixer(Protocol):
     hidden_size: int
 
     def __call__(self, hidden: Tensor, step: Step, caches: Caches) -> Tensor:
-        """hidden [T, hidden_size] of the step's tokens -> [T, hidden_size]; reads and writes ``caches``."""
+        """hidden [T, hidden_size] of the step's tokens -> [T, hidden_size]; reads and writes
+        ``caches``.
+        """
         ...

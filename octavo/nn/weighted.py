@@ -1,4 +1,5 @@
-"""A decoder whose residuals are the normed inputs, with a factor for what passes by and one for what is added (MiniMax).
+"""A decoder whose residuals are the normed inputs, with a factor for what passes by and one for
+what is added (MiniMax).
 
 Owns ``WeightedDecoder``. Module names are those of Hugging Face checkpoints.
 """
@@ -19,9 +20,18 @@ from octavo.spec.kind import LayerSpec
 class WeightedBlock(Block):
     """One layer: ``x = norm(x); x = a x + b f(x)`` for the mixer and for the MLP."""
 
-    def __init__(self, layer: LayerSpec, options: WeightedOptions, dtype: torch.dtype, device: torch.device | str) -> None:
+    def __init__(
+        self,
+        layer: LayerSpec,
+        options: WeightedOptions,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> None:
         super().__init__(layer, options, dtype, device)
-        self.mixer_factors, self.mlp_factors = options.mixer_factors[layer.index], options.mlp_factors
+        self.mixer_factors, self.mlp_factors = (
+            options.mixer_factors[layer.index],
+            options.mlp_factors,
+        )
 
     def forward(self, hidden: Tensor, step: Step, caches: LayerCaches) -> Tensor:
         """hidden [T, d] -> [T, d]."""

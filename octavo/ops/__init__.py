@@ -1,1 +1,3 @@
-"""Tensor operations on paged caches: the seam a compiled kernel replaces. Knows no kinds, no plans and no requests."""
+"""Tensor operations on paged caches: the seam a compiled kernel replaces. Knows no kinds, no plans
+and no requests.
+"""

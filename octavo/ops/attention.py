@@ -1,9 +1,11 @@
-"""Softmax attention over paged keys and values, for prefill chunks and decodes in one call: compiled, or in plain torch.
+"""Softmax attention over paged keys and values, for prefill chunks and decodes in one call:
+compiled, or in plain torch.
 
-Owns ``attend``, and what it does in torch where ``octavo.kernels`` has nothing for device or dtype: decodes gather pages of
-about equally long contexts together and multiply per K/V head; prefill runs in query tiles, so that no score matrix outgrows
-``TILE_SCORES``. ``ops/reference.py`` says what is right.
-torch's own scaled_dot_product_attention is not used: on CPU it reads decode contexts many times slower than plain matmuls.
+Owns ``attend``, and what it does in torch where ``octavo.kernels`` has nothing for device or dtype:
+decodes gather pages of about equally long contexts together and multiply per K/V head; prefill runs
+in query tiles, so that no score matrix outgrows ``TILE_SCORES``. ``ops/reference.py`` says what is
+right. torch's own scaled_dot_product_attention is not used: on CPU it reads decode contexts many
+times slower than plain matmuls.
 """
 
 from __future__ import annotations
@@ -23,15 +25,18 @@ TILE_QUERIES = 256
 """Most queries of one prefill tile."""
 
 TILE_SCORES = 1 << 23
-"""Most scores (queries x heads of one K/V head x keys) of one prefill tile, as long as a tile keeps 16 queries."""
+"""Most scores (queries x heads of one K/V head x keys) of one prefill tile, as long as a tile keeps
+16 queries.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Rule:
     """How scores become weights.
 
-    law: which keys a query sees, of those up to its own position. scale: factor of the scores. softcap: scores become
-        softcap * tanh(score / softcap). sinks: [query heads] logits that take part in the softmax and carry no value.
+    law: which keys a query sees, of those up to its own position. scale: factor of the scores.
+        softcap: scores become softcap * tanh(score / softcap). sinks: [query heads] logits that
+            take part in the softmax and carry no value.
     """
 
     law: Law
@@ -53,9 +58,10 @@ def attend(
 ) -> Tensor:
     """Causal attention of one step's tokens, and the storing of their keys and values.
 
-    q: [T, Hq, D]; k, v: [T, Hkv, D], the step's own, or None where another layer has made them; fields ``k`` and ``v`` of
-    ``view`` hold the past. Returns [T, Hq, D] in q's dtype. Tokens of ``batch.before`` are stored ahead of all reads, those of
-    ``batch.after`` behind them, because a page may be read as one block and written as another in the same step.
+    q: [T, Hq, D]; k, v: [T, Hkv, D], the step's own, or None where another layer has made them;
+    fields ``k`` and ``v`` of ``view`` hold the past. Returns [T, Hq, D] in q's dtype. Tokens of
+    ``batch.before`` are stored ahead of all reads, those of ``batch.after`` behind them, because a
+    page may be read as one block and written as another in the same step.
     """
     rule, batch = Rule(law=law, scale=scale, softcap=softcap, sinks=sinks), view.batch
     fresh = view.begin() if k is None or v is None else view.begin(k=k, v=v)
@@ -63,12 +69,16 @@ def attend(
     keys, values = view.fields["k"].data, view.fields["v"].data
     if takes(q, keys):
         logits = None if sinks is None else sinks.float()
-        out = paged_attention(q, keys, values, k, v, batch.reads, scale=scale, softcap=softcap, sinks=logits)
+        out = paged_attention(
+            q, keys, values, k, v, batch.reads, scale=scale, softcap=softcap, sinks=logits
+        )
         view.end()
         return out
     out = torch.empty_like(q)
     for bucket in batch.decodes:
-        out.index_copy_(0, bucket.tokens, _decode(q.index_select(0, bucket.tokens), view, bucket, rule))
+        out.index_copy_(
+            0, bucket.tokens, _decode(q.index_select(0, bucket.tokens), view, bucket, rule)
+        )
     for request in batch.requests:
         start, stop = request.query
         out[start:stop] = _request(q[start:stop], k[start:stop], v[start:stop], view, request, rule)
@@ -77,11 +87,14 @@ def attend(
 
 
 def weights_of(scores: Tensor, hidden: Tensor | None, rule: Rule, head: slice) -> Tensor:
-    """Softmax weights in float32. scores: [..., G, L] of the query heads ``head``; hidden: True where a key is not seen.
+    """Softmax weights in float32. scores: [..., G, L] of the query heads ``head``; hidden: True
+    where a key is not seen.
 
     Scores are selected away rather than added to, so that NaN in a hidden place has no effect.
     """
-    scores = scores.float().mul_(rule.scale) if scores.dtype != torch.float64 else scores * rule.scale
+    scores = (
+        scores.float().mul_(rule.scale) if scores.dtype != torch.float64 else scores * rule.scale
+    )
     if rule.softcap is not None:
         scores = torch.tanh(scores / rule.softcap) * rule.softcap
     if hidden is not None:
@@ -93,7 +106,9 @@ def weights_of(scores: Tensor, hidden: Tensor | None, rule: Rule, head: slice) -
 
 
 def products(left: Tensor, right: Tensor) -> Tensor:
-    """[B, n, m] @ [B, m, p]. torch's batched product of one bfloat16 pair is many times slower on CPU than the plain one."""
+    """[B, n, m] @ [B, m, p]. torch's batched product of one bfloat16 pair is many times slower on
+    CPU than the plain one.
+    """
     return (left[0] @ right[0])[None] if left.shape[0] == 1 else left @ right
 
 
@@ -107,15 +122,21 @@ def _decode(q: Tensor, view: CacheView, bucket: DecodeBucket, rule: Rule) -> Ten
     for head in range(heads):
         mine = slice(head * shared, (head + 1) * shared)
         key = keys.gather_head(pages, head).view(rows, -1, q.shape[2])
-        weights = weights_of(products(q[:, mine].to(key.dtype), key.transpose(1, 2)), hidden, rule, mine)
+        weights = weights_of(
+            products(q[:, mine].to(key.dtype), key.transpose(1, 2)), hidden, rule, mine
+        )
         value = values.gather_head(pages, head)
         # A weight of zero does not hide a NaN.
         value[bucket.hidden_page, bucket.hidden_row] = 0
-        out[:, mine] = products(weights.to(value.dtype), value.view(rows, -1, q.shape[2])).to(q.dtype)
+        out[:, mine] = products(weights.to(value.dtype), value.view(rows, -1, q.shape[2])).to(
+            q.dtype
+        )
     return out
 
 
-def _request(q: Tensor, k: Tensor, v: Tensor, view: CacheView, request: RequestRead, rule: Rule) -> Tensor:
+def _request(
+    q: Tensor, k: Tensor, v: Tensor, view: CacheView, request: RequestRead, rule: Rule
+) -> Tensor:
     """q: [n, Hq, D], k, v: [n, Hkv, D] of one request -> [n, Hq, D]."""
     seen = request.intervals
     if request.fresh:
@@ -126,7 +147,10 @@ def _request(q: Tensor, k: Tensor, v: Tensor, view: CacheView, request: RequestR
     out = torch.empty_like(q)
     for head in range(heads):
         mine = slice(head * shared, (head + 1) * shared)
-        key, value = request.gather_head(view.fields["k"], head), request.gather_head(view.fields["v"], head)
+        key, value = (
+            request.gather_head(view.fields["k"], head),
+            request.gather_head(view.fields["v"], head),
+        )
         if request.fresh:
             key, value = torch.cat((key, k[:, head])), torch.cat((value, v[:, head]))
         out[:, mine] = _tiles(q[:, mine], key, value, request.start, seen, positions, rule, mine)
@@ -145,7 +169,9 @@ def _span(law: Law, seen: tuple[Interval, ...], start: int, stop: int) -> tuple[
 
 
 def hidden_keys(law: Law, positions: Tensor, start: int, stop: int) -> Tensor:
-    """Bool [stop - start, L]: True where a query at ``[start, stop)`` must not see the key at ``positions`` [L]."""
+    """Bool [stop - start, L]: True where a query at ``[start, stop)`` must not see the key at
+    ``positions`` [L].
+    """
     where = np.arange(start, stop)
     hidden = positions > torch.from_numpy(where).to(positions.device)[:, None]
     if law.prefix is None:
@@ -155,9 +181,18 @@ def hidden_keys(law: Law, positions: Tensor, start: int, stop: int) -> Tensor:
 
 
 def _tiles(
-    q: Tensor, key: Tensor, value: Tensor, start: int, seen: tuple[Interval, ...], positions: Tensor, rule: Rule, head: slice
+    q: Tensor,
+    key: Tensor,
+    value: Tensor,
+    start: int,
+    seen: tuple[Interval, ...],
+    positions: Tensor,
+    rule: Rule,
+    head: slice,
 ) -> Tensor:
-    """One K/V head, tile by tile. q: [n, G, D]; key, value: [L, D] at ``positions`` [L] -> [n, G, D]."""
+    """One K/V head, tile by tile. q: [n, G, D]; key, value: [L, D] at ``positions`` [L] -> [n, G,
+    D].
+    """
     out = torch.empty_like(q)
     total, shared, dim = q.shape
     tile = max(16, min(TILE_QUERIES, TILE_SCORES // max(1, shared * key.shape[0])))

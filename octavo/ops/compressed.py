@@ -1,13 +1,15 @@
 """Attention over a window of single tokens and over entries of several tokens each (DeepSeek-V4).
 
-Owns where a step finds single tokens (``Recent``) and compressed entries (``Entries``), the choice among the latter by an
-indexer's scores, and one softmax over all of it and a sink. An entry is key and value at once. Knows no projection and no
+Owns where a step finds single tokens (``Recent``) and compressed entries (``Entries``), the choice
+among the latter by an indexer's scores, and one softmax over all of it and a sink. An entry is key
+and value at once. Knows no projection and no
 rotation: entries come as the cache keeps them.
 
-Decodes are taken together and gather their window and their chosen entries only; they, and index scores, run compiled where
-``octavo.kernels`` takes their device and dtypes. A longer part of a request runs in tiles of
-queries, with the window as a slice and the entries dense with a mask or gathered per query, whichever is less (``COPY``).
-Nothing outlives its tile but the entries of one request that all tiles read.
+Decodes are taken together and gather their window and their chosen entries only; they, and index
+scores, run compiled where ``octavo.kernels`` takes their device and dtypes. A longer part of a
+request runs in tiles of queries, with the window as a slice and the entries dense with a mask or
+gathered per query, whichever is less (``COPY``). Nothing outlives its tile but the entries of one
+request that all tiles read.
 """
 
 from __future__ import annotations
@@ -39,8 +41,10 @@ TILE_ELEMENTS = 1 << 22
 """Most elements of gathered entries of a tile, as long as it has one query."""
 
 COPY = 80
-"""Work of gathering an entry for one query, in heads that multiply it. Queries that chose k of n entries gather them where
-``k * (heads + COPY) < n * heads``; else their tile reads all n, at most ``(1 + COPY / heads) k``, and hides some."""
+"""Work of gathering an entry for one query, in heads that multiply it. Queries that chose k of n
+entries gather them where ``k * (heads + COPY) < n * heads``; else their tile reads all n, at most
+``(1 + COPY / heads) k``, and hides some.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -63,7 +67,9 @@ class Queries:
     @cached_property
     def single_tokens(self) -> Tensor:
         """Their tokens, int64."""
-        return torch.from_numpy(np.asarray(self.cuts, dtype=np.int64)[self.singles]).to(self.positions.device)
+        return torch.from_numpy(np.asarray(self.cuts, dtype=np.int64)[self.singles]).to(
+            self.positions.device
+        )
 
     @cached_property
     def longs(self) -> list[int]:
@@ -71,9 +77,11 @@ class Queries:
         return np.flatnonzero(np.diff(self.cuts) != 1).tolist()
 
     def together(self, costs: np.ndarray, most: int) -> Iterator[tuple[Tensor, int]]:
-        """``singles`` in parts of about equal cost: (their tokens, int64 [B]; the last position of any of them).
+        """``singles`` in parts of about equal cost: (their tokens, int64 [B]; the last position of
+        any of them).
 
-        costs: of each of them. A part has one, or costs at most ``most`` if each of it cost as much as the dearest.
+        costs: of each of them. A part has one, or costs at most ``most`` if each of it cost as much
+            as the dearest.
         """
         order, low = np.argsort(-costs, kind="stable"), 0
         tokens, starts = np.asarray(self.cuts)[self.singles], np.asarray(self.starts)[self.singles]
@@ -84,7 +92,9 @@ class Queries:
 
 
 class Places:
-    """Rows of single tokens in [P + T, ...]: what every request's part has behind it, then the step's own."""
+    """Rows of single tokens in [P + T, ...]: what every request's part has behind it, then the
+    step's own.
+    """
 
     def __init__(self, past: Past, queries: Queries) -> None:
         device = queries.positions.device
@@ -94,7 +104,9 @@ class Places:
         self._own = torch.tensor(queries.cuts[:-1], device=device) + past.cuts[-1]
 
     def of(self, requests: Tensor, positions: Tensor) -> Tensor:
-        """Rows of tokens at ``positions`` of ``requests``, int64 of shapes that broadcast; each must be there."""
+        """Rows of tokens at ``positions`` of ``requests``, int64 of shapes that broadcast; each
+        must be there.
+        """
         behind = positions - self._starts[requests]
         return torch.where(behind < 0, self._ends[requests], self._own[requests]) + behind
 
@@ -116,9 +128,11 @@ class Recent:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Entries:
-    """Entries of ``stride`` tokens each, all in pages, the step's own included. Token t sees the first ``(t + 1) // stride``.
+    """Entries of ``stride`` tokens each, all in pages, the step's own included. Token t sees the
+    first ``(t + 1) // stride``.
 
-    part: name of the entry. chosen: int64 [T, k], those that each of the step's tokens reads, -1 behind the last; None: all.
+    part: name of the entry. chosen: int64 [T, k], those that each of the step's tokens reads, -1
+        behind the last; None: all.
     """
 
     view: CacheView
@@ -136,12 +150,18 @@ class Entries:
         return count if self.chosen is None else min(count, self.chosen.shape[1])
 
     def run(self, requests: Tensor, last: Tensor, entries: Interval, dtype: torch.dtype) -> Tensor:
-        """Entries by number, [B, n, D], gathered as whole pages. Those behind ``last`` [B], positions, may hold anything.
+        """Entries by number, [B, n, D], gathered as whole pages. Those behind ``last`` [B],
+        positions, may hold anything.
 
-        entries: what is wanted; the result begins with the block in which the interval begins, and ends with one.
+        entries: what is wanted; the result begins with the block in which the interval begins, and
+            ends with one.
         """
         size = self.view.batch.block_tokens
-        blocks = torch.arange(entries[0] * self.stride // size, ceil_div(entries[1] * self.stride, size), device=last.device)
+        blocks = torch.arange(
+            entries[0] * self.stride // size,
+            ceil_div(entries[1] * self.stride, size),
+            device=last.device,
+        )
         inside = torch.minimum(blocks * size, last[:, None])
         pages, _ = self.view.batch.locate(requests[:, None].expand_as(inside), inside)
         found = {
@@ -158,8 +178,11 @@ class Entries:
         return entries
 
 
-def attend(q: Tensor, recent: Recent, entries: Entries | None, queries: Queries, rule: Rule) -> Tensor:
-    """One softmax of each query over its window, its entries and its sink: q [T, H, D] -> [T, H, D].
+def attend(
+    q: Tensor, recent: Recent, entries: Entries | None, queries: Queries, rule: Rule
+) -> Tensor:
+    """One softmax of each query over its window, its entries and its sink: q [T, H, D] -> [T, H,
+    D].
 
     rule: its law says how far the window reaches.
     """
@@ -175,13 +198,19 @@ def attend(q: Tensor, recent: Recent, entries: Entries | None, queries: Queries,
     return out
 
 
-def _compiled(q: Tensor, tokens: Tensor, recent: Recent, entries: Entries | None, rule: Rule) -> Tensor:
+def _compiled(
+    q: Tensor, tokens: Tensor, recent: Recent, entries: Entries | None, rule: Rule
+) -> Tensor:
     """q [B, H, D] of ``tokens``, requests of one token each -> [B, H, D]."""
     places, queries = recent.places, recent.places.queries
     positions, requests = queries.positions[tokens], queries.requests[tokens]
     behind = positions.clamp(max=rule.law.span - 1)
-    first = torch.stack((places.of(requests, positions - behind), places.of(requests, positions)), dim=1)
-    near = Near(rows=recent.rows, first=first, count=torch.stack((behind, torch.ones_like(behind)), dim=1))
+    first = torch.stack(
+        (places.of(requests, positions - behind), places.of(requests, positions)), dim=1
+    )
+    near = Near(
+        rows=recent.rows, first=first, count=torch.stack((behind, torch.ones_like(behind)), dim=1)
+    )
     found, chosen, visible, rows = None, None, None, requests
     if entries is not None:
         found, rows = paged(entries.view, stride=entries.stride), entries.view.batch.rows[requests]
@@ -191,20 +220,36 @@ def _compiled(q: Tensor, tokens: Tensor, recent: Recent, entries: Entries | None
             visible = (chosen >= 0).sum(dim=1)
     sinks = None if rule.sinks is None else rule.sinks.float()
     return latent_attention(
-        q, found, rows, visible, chosen=chosen, near=near, sinks=sinks, scale=rule.scale, value_dim=q.shape[2]
+        q,
+        found,
+        rows,
+        visible,
+        chosen=chosen,
+        near=near,
+        sinks=sinks,
+        scale=rule.scale,
+        value_dim=q.shape[2],
     )
 
 
-def _decodes(q: Tensor, recent: Recent, entries: Entries | None, queries: Queries, rule: Rule, out: Tensor) -> None:
+def _decodes(
+    q: Tensor, recent: Recent, entries: Entries | None, queries: Queries, rule: Rule, out: Tensor
+) -> None:
     """Fills ``out`` for requests of one token, in plain torch."""
     costs = np.minimum(np.asarray(queries.starts)[queries.singles] + 1, rule.law.span)
     if entries is not None:
-        costs = costs + [entries.width(start) for start in np.asarray(queries.starts)[queries.singles].tolist()]
+        costs = costs + [
+            entries.width(start) for start in np.asarray(queries.starts)[queries.singles].tolist()
+        ]
     for tokens, last in queries.together(costs, TILE_ELEMENTS // q.shape[2]):
-        out.index_copy_(0, tokens, _decode(q.index_select(0, tokens), tokens, last, recent, entries, rule))
+        out.index_copy_(
+            0, tokens, _decode(q.index_select(0, tokens), tokens, last, recent, entries, rule)
+        )
 
 
-def _decode(q: Tensor, tokens: Tensor, last: int, recent: Recent, entries: Entries | None, rule: Rule) -> Tensor:
+def _decode(
+    q: Tensor, tokens: Tensor, last: int, recent: Recent, entries: Entries | None, rule: Rule
+) -> Tensor:
     """q [B, H, D] of ``tokens``, none behind position ``last`` -> [B, H, D]."""
     queries = recent.places.queries
     positions, requests = queries.positions[tokens], queries.requests[tokens][:, None]
@@ -226,19 +271,27 @@ def _decode(q: Tensor, tokens: Tensor, last: int, recent: Recent, entries: Entri
     return products(weights.to(q.dtype), keys)
 
 
-def _request(q: Tensor, request: int, recent: Recent, entries: Entries | None, rule: Rule) -> Tensor:
+def _request(
+    q: Tensor, request: int, recent: Recent, entries: Entries | None, rule: Rule
+) -> Tensor:
     """q [n, H, D] of one request's part -> [n, H, D]."""
     rows, first = recent.of_request(request)
     queries, (total, heads, dim) = recent.places.queries, q.shape
     start, mine = queries.starts[request], torch.tensor([request], device=q.device)
     count = 0 if entries is None else (start + total) // entries.stride
-    chosen = None if entries is None or entries.chosen is None else entries.chosen[queries.cuts[request] :][:total]
+    chosen = (
+        None
+        if entries is None or entries.chosen is None
+        else entries.chosen[queries.cuts[request] :][:total]
+    )
     gathered = chosen is not None and chosen.shape[1] * (heads + COPY) < count * heads
     every, width = q.new_empty(0, dim), count
     if gathered and chosen is not None:
         width = chosen.shape[1]
     elif entries is not None and count:
-        every = entries.run(mine, mine.new_tensor([start + total - 1]), (0, count), q.dtype)[0, :count]
+        every = entries.run(mine, mine.new_tensor([start + total - 1]), (0, count), q.dtype)[
+            0, :count
+        ]
     tile = min(TILE_QUERIES, TILE_SCORES // (heads * (rule.law.span + TILE_QUERIES + width)))
     tile = max(1, min(tile, TILE_ELEMENTS // (width * dim)) if gathered else tile)
     out = torch.empty_like(q)
@@ -246,11 +299,15 @@ def _request(q: Tensor, request: int, recent: Recent, entries: Entries | None, r
         high = min(low + tile, total)
         begin = max(start + low - rule.law.span + 1, first)
         keys = rows[begin - first : start + high - first]
-        hidden = hidden_keys(rule.law, torch.arange(begin, start + high, device=q.device), start + low, start + high)
+        hidden = hidden_keys(
+            rule.law, torch.arange(begin, start + high, device=q.device), start + low, start + high
+        )
         if gathered and entries is not None and chosen is not None:
             numbers = chosen[low:high]
             more = entries.take(mine, numbers, q.dtype)
-            out[low:high] = _gathered(q[low:high], keys, more, torch.cat((hidden, numbers < 0), dim=1), rule)
+            out[low:high] = _gathered(
+                q[low:high], keys, more, torch.cat((hidden, numbers < 0), dim=1), rule
+            )
         else:
             seen = 0 if entries is None else (start + high) // entries.stride
             unseen = _unseen(entries, chosen, start, (low, high), seen, q.device)
@@ -260,9 +317,16 @@ def _request(q: Tensor, request: int, recent: Recent, entries: Entries | None, r
 
 
 def _unseen(
-    entries: Entries | None, chosen: Tensor | None, start: int, tile: Interval, seen: int, device: torch.device
+    entries: Entries | None,
+    chosen: Tensor | None,
+    start: int,
+    tile: Interval,
+    seen: int,
+    device: torch.device,
 ) -> Tensor:
-    """bool [n, seen]: which of the first ``seen`` entries each query of a request's tile does not read."""
+    """bool [n, seen]: which of the first ``seen`` entries each query of a request's tile does not
+    read.
+    """
     low, high = tile
     if entries is None or not seen:
         return torch.zeros(high - low, 0, dtype=torch.bool, device=device)
@@ -283,36 +347,56 @@ def _dense(q: Tensor, keys: Tensor, hidden: Tensor, rule: Rule) -> Tensor:
 
 
 def _gathered(q: Tensor, keys: Tensor, more: Tensor, hidden: Tensor, rule: Rule) -> Tensor:
-    """q [n, H, D], keys [L, D] of all queries, more [n, k, D] of each, hidden [n, L + k] -> [n, H, D]."""
+    """q [n, H, D], keys [L, D] of all queries, more [n, k, D] of each, hidden [n, L + k] -> [n, H,
+    D].
+    """
     count, heads, dim = q.shape
     near = (q.reshape(-1, dim) @ keys.T).view(count, heads, -1)
     scores = torch.cat((near, products(q, more.transpose(1, 2))), dim=2)
     first, second = (
-        weights_of(scores, hidden[:, None], rule, slice(None)).to(q.dtype).split((keys.shape[0], more.shape[1]), dim=2)
+        weights_of(scores, hidden[:, None], rule, slice(None))
+        .to(q.dtype)
+        .split((keys.shape[0], more.shape[1]), dim=2)
     )
     return (first.reshape(count * heads, -1) @ keys).view(q.shape) + products(second, more)
 
 
 def select(q: Tensor, weights: Tensor, keys: Entries, queries: Queries, k: int) -> Tensor:
-    """The ``k`` entries with the highest index scores among those that each token sees, of equal ones the lowest.
+    """The ``k`` entries with the highest index scores among those that each token sees, of equal
+    ones the lowest.
 
-    q: [T, H, D]; weights: [T, H], all constant factors included; keys: index keys. Returns int64 [T, <= k], ascending, then -1.
+    q: [T, H, D]; weights: [T, H], all constant factors included; keys: index keys. Returns int64
+        [T, <= k], ascending, then -1.
     """
     q, entries = match_queries(q, keys.view.fields), paged(keys.view, stride=keys.stride)
     if compiled.takes(q, entries):
         rows = keys.view.batch.rows[queries.requests]
         return pick_compiled(q, weights, entries, rows, keys.visible(queries.positions), k)
-    ends = [start + stop - begin for start, begin, stop in zip(queries.starts, queries.cuts, queries.cuts[1:], strict=False)]
+    ends = [
+        start + stop - begin
+        for start, begin, stop in zip(queries.starts, queries.cuts, queries.cuts[1:], strict=False)
+    ]
     out = queries.positions.new_full((q.shape[0], min(k, max(ends, default=0) // keys.stride)), -1)
     if not out.shape[1]:
         return out
     counts = (np.asarray(queries.starts)[queries.singles] + 1) // keys.stride
     for tokens, last in queries.together(counts, TILE_SCORES // q.shape[1]):
-        found = _choose(q[tokens], weights[tokens], keys, queries.requests[tokens], queries.positions[tokens], last, k)
+        found = _choose(
+            q[tokens],
+            weights[tokens],
+            keys,
+            queries.requests[tokens],
+            queries.positions[tokens],
+            last,
+            k,
+        )
         out[tokens, : found.shape[1]] = found
     for request in queries.longs:
         low, stop = queries.cuts[request], queries.cuts[request + 1]
-        mine, tile = torch.tensor([request], device=q.device), max(1, TILE_SCORES // max(1, ends[request] // keys.stride))
+        mine, tile = (
+            torch.tensor([request], device=q.device),
+            max(1, TILE_SCORES // max(1, ends[request] // keys.stride)),
+        )
         for first in range(low, stop, tile):
             own = slice(first, min(first + tile, stop))
             last = queries.starts[request] + own.stop - low - 1
@@ -321,8 +405,18 @@ def select(q: Tensor, weights: Tensor, keys: Entries, queries: Queries, k: int) 
     return out
 
 
-def _choose(q: Tensor, weights: Tensor, keys: Entries, requests: Tensor, positions: Tensor, last: int, k: int) -> Tensor:
-    """``choose`` for queries at ``positions`` [n], none behind ``last``, of one request or, [n], of one each."""
+def _choose(
+    q: Tensor,
+    weights: Tensor,
+    keys: Entries,
+    requests: Tensor,
+    positions: Tensor,
+    last: int,
+    k: int,
+) -> Tensor:
+    """``choose`` for queries at ``positions`` [n], none behind ``last``, of one request or, [n], of
+    one each.
+    """
     total = (last + 1) // keys.stride
     scores = q.new_empty(q.shape[0], total, dtype=torch.promote_types(q.dtype, torch.float32))
     if total > k:
@@ -333,5 +427,7 @@ def _choose(q: Tensor, weights: Tensor, keys: Entries, requests: Tensor, positio
         for low in range(0, total, piece):
             high = min(low + piece, total)
             found = keys.run(requests, ends, (low, high), q.dtype)[:, : high - low]
-            scores[:, low:high] = index_scores(q, weights, found if requests.shape == positions.shape else found[0])
+            scores[:, low:high] = index_scores(
+                q, weights, found if requests.shape == positions.shape else found[0]
+            )
     return choose(scores, keys.visible(positions), k)

@@ -1,6 +1,8 @@
-"""Causal depthwise convolution over the tokens of several requests, with the inputs that each carries.
+"""Causal depthwise convolution over the tokens of several requests, with the inputs that each
+carries.
 
-Owns the arithmetic only: no activation, no gate. A request's state is its last K - 1 inputs; zeros before its first token.
+Owns the arithmetic only: no activation, no gate. A request's state is its last K - 1 inputs; zeros
+before its first token.
 """
 
 from __future__ import annotations
@@ -13,14 +15,18 @@ from octavo.ops.ragged import Inputs, Kernel, Ragged, scan
 _CHUNK = 1024
 
 
-def causal_conv(x: Tensor, past: Tensor, weight: Tensor, bias: Tensor | None, ragged: Ragged) -> tuple[Tensor, Tensor]:
+def causal_conv(
+    x: Tensor, past: Tensor, weight: Tensor, bias: Tensor | None, ragged: Ragged
+) -> tuple[Tensor, Tensor]:
     """``y[t] = bias + sum_j weight[:, j] x[t - K + 1 + j]``, all in the dtype of ``x``.
 
-    ``x`` [T, C], ``past`` [R, C, K-1] oldest first, ``weight`` [C, K], ``bias`` [C]. Returns ``y`` [T, C] and the last
-    K - 1 inputs after each emit point [E, C, K-1].
+    ``x`` [T, C], ``past`` [R, C, K-1] oldest first, ``weight`` [C, K], ``bias`` [C]. Returns ``y``
+    [T, C] and the last K - 1 inputs after each emit point [E, C, K-1].
     """
     width = weight.shape[1]
-    assert past.shape[1:] == (x.shape[1], width - 1), f"carried inputs are {tuple(past.shape)} for a kernel of {width}"
+    assert past.shape[1:] == (x.shape[1], width - 1), (
+        f"carried inputs are {tuple(past.shape)} for a kernel of {width}"
+    )
     taps = weight.to(x.dtype).T.contiguous()
     offset = torch.zeros_like(taps[0]) if bias is None else bias.to(x.dtype)
 

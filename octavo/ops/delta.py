@@ -1,9 +1,9 @@
 """The gated delta rule, with a decay per head (gated delta net) or per key channel (KDA).
 
-Owns the chunked form: within a chunk, what each token corrects depends on what earlier ones did, a unit triangular system
-that is solved once for all tokens. Convolutions, normalisation of q and k and the scale of q are the caller's. Sources:
-Yang et al. 2024, "Gated Delta Networks"; Kimi Team 2025, "Kimi Linear". Decays are only ever exponentials of numbers that
-are not positive.
+Owns the chunked form: within a chunk, what each token corrects depends on what earlier ones did, a
+unit triangular system that is solved once for all tokens. Convolutions, normalisation of q and k
+and the scale of q are the caller's. Sources: Yang et al. 2024, "Gated Delta Networks"; Kimi Team
+2025, "Kimi Linear". Decays are only ever exponentials of numbers that are not positive.
 """
 
 from __future__ import annotations
@@ -23,55 +23,73 @@ def gated_delta(
 ) -> tuple[Tensor, Tensor]:
     """``S = exp(log_decay) S; S = S + k (beta (v - S^T k))^T; out = S^T q``.
 
-    ``q``, ``k`` [T, Hk, Dk] as they are multiplied (normalised and scaled); ``v`` [T, H, Dv], head j with key
-    head j Hk // H; ``log_decay`` <= 0, [T, H] or [T, H, Dk]; ``beta`` [T, H]; ``state`` [R, H, Dk, Dv]. Returns out
-    [T, H, Dv] and the states [E, H, Dk, Dv], both in float32, or float64 where anything given is.
+    ``q``, ``k`` [T, Hk, Dk] as they are multiplied (normalised and scaled); ``v`` [T, H, Dv], head
+    j with key head j Hk // H; ``log_decay`` <= 0, [T, H] or [T, H, Dk]; ``beta`` [T, H]; ``state``
+    [R, H, Dk, Dv]. Returns out [T, H, Dv] and the states [E, H, Dk, Dv], both in float32, or
+    float64 where anything given is.
     """
     dtype = work_dtype(q, k, v, log_decay, beta, state)
-    return scan(_KERNEL, (q, k, v, log_decay, beta), state, ragged, out_shape=v.shape[1:], dtype=dtype)
+    return scan(
+        _KERNEL, (q, k, v, log_decay, beta), state, ragged, out_shape=v.shape[1:], dtype=dtype
+    )
 
 
-def gated_delta_in_pages(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, places: Places) -> Tensor:
+def gated_delta_in_pages(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, places: Places
+) -> Tensor:
     """``gated_delta`` of one token per request, whose states stay in pages: out [n, H, Dv]."""
-    return recurrent.delta_step_in_pages(q.float(), k.float(), v.float(), log_decay.float(), beta.float(), places)
+    return recurrent.delta_step_in_pages(
+        q.float(), k.float(), v.float(), log_decay.float(), beta.float(), places
+    )
 
 
 def _chunk(inputs: Inputs, state: Tensor) -> tuple[Tensor, Tensor]:
-    """One chunk. With D_ij the decay from j to i, u_i = beta_i (v_i - (D_i0 S_0)^T k_i - sum_{j<i} (k_i D_ij k_j) u_j) and
-    S_i = D_i0 S_0 + sum_{j<=i} D_ij k_j u_j^T."""
+    """One chunk. With D_ij the decay from j to i, u_i = beta_i (v_i - (D_i0 S_0)^T k_i - sum_{j<i}
+    (k_i D_ij k_j) u_j) and S_i = D_i0 S_0 + sum_{j<=i} D_ij k_j u_j^T.
+    """
     q, k, v, log_decay, beta = inputs
     tokens, heads, _ = v.shape
     # k and q of a token side by side: they meet the same keys and the same state.
     rows = torch.stack([k, q], dim=2).repeat_interleave(heads // k.shape[1], dim=1).transpose(0, 1)
-    scores, kept, left = (_head_scores if log_decay.dim() == 2 else _channel_scores)(rows, log_decay)
+    scores, kept, left = (_head_scores if log_decay.dim() == 2 else _channel_scores)(
+        rows, log_decay
+    )
     reads = ((rows * kept[:, :, None]).flatten(1, 2) @ state).unflatten(1, (tokens, 2))
     gain = beta.T[..., None]
     wanted = (v.transpose(0, 1) - reads[:, :, 0]) * gain
-    change = torch.linalg.solve_triangular(scores[:, :, 0] * gain, wanted, upper=False, unitriangular=True)
+    change = torch.linalg.solve_triangular(
+        scores[:, :, 0] * gain, wanted, upper=False, unitriangular=True
+    )
     out = torch.baddbmm(reads[:, :, 1], scores[:, :, 1], change)
     after = torch.baddbmm(state * kept[:, -1, :, None], (rows[:, :, 0] * left).mT, change)
     return out.transpose(0, 1), after
 
 
-# Both functions below take k and q of each token [H, L, 2, D] and log decays [L, H] or [L, H, D], and return
-# - scores [H, L, 2, L], sum_d row_i[d] D_ij[d] k_j[d] for j < i, and for j = i of q at least; 0 for j > i of q;
-# - decays from the chunk's beginning up to each token, and from each token to the chunk's end: [H, L, 1] or [H, L, D].
+# Both functions below take k and q of each token [H, L, 2, D] and log decays [L, H] or [L, H, D],
+# and return
+# - scores [H, L, 2, L], sum_d row_i[d] D_ij[d] k_j[d] for j < i, and for j = i of q at least; 0 for
+#   j > i of q;
+# - decays from the chunk's beginning up to each token, and from each token to the chunk's end: [H,
+#   L, 1] or [H, L, D].
 
 
 def _head_scores(rows: Tensor, log_decay: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """With a decay per head, which factors out of the product."""
     sums = cumulative(log_decay)
-    scores = (rows.flatten(1, 2) @ rows[:, :, 0].mT).view(*rows.shape[:3], -1) * pair_decay(sums, rows.dtype)[:, :, None]
+    scores = (rows.flatten(1, 2) @ rows[:, :, 0].mT).view(*rows.shape[:3], -1) * pair_decay(
+        sums, rows.dtype
+    )[:, :, None]
     kept, left = ((x.to(rows.dtype).exp().T[..., None]) for x in (sums, sums[-1] - sums))
     return scores, kept, left
 
 
 def _channel_scores(rows: Tensor, log_decay: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """With a decay per channel: it cannot be taken out of the product, and one exponential per token would overflow.
+    """With a decay per channel: it cannot be taken out of the product, and one exponential per
+    token would overflow.
 
-    Between the later and the earlier half of a block the decay factors at the border, into what is left of the earlier tokens
-    there and what the later ones keep of it. So blocks are joined in pairs, beginning with single tokens, and all factors are
-    products of decays.
+    Between the later and the earlier half of a block the decay factors at the border, into what is
+    left of the earlier tokens there and what the later ones keep of it. So blocks are joined in
+    pairs, beginning with single tokens, and all factors are products of decays.
     """
     tokens, heads, width = log_decay.shape
     size = 1 << (tokens - 1).bit_length()
@@ -83,7 +101,11 @@ def _channel_scores(rows: Tensor, log_decay: Tensor) -> tuple[Tensor, Tensor, Te
     half = 1
     while half < size:
         pairs = (heads, size // (2 * half), 2, half)
-        begin, end, both = kept.view(*pairs, width), left.view(*pairs, width), rows.view(*pairs, 2, width)
+        begin, end, both = (
+            kept.view(*pairs, width),
+            left.view(*pairs, width),
+            rows.view(*pairs, 2, width),
+        )
         later = (both[:, :, 1] * begin[:, :, 1, :, None]).flatten(2, 3)
         earlier = both[:, :, 0, :, 0] * end[:, :, 0]
         corner = scores.view(*pairs, 2, *pairs[1:])[:, :, 1, :, :, :, 0].diagonal(dim1=1, dim2=4)

@@ -1,10 +1,13 @@
-"""Index scores and the choice of the entries that sparse attention reads (DeepSeek-V3.2's lightning indexer, and V4's).
+"""Index scores and the choice of the entries that sparse attention reads (DeepSeek-V3.2's lightning
+indexer, and V4's).
 
-Owns ``index_scores``, ``choose`` and ``select``, whose entries are numbered from 0, and ``pick``, which asks them for all
+Owns ``index_scores``, ``choose`` and ``select``, whose entries are numbered from 0, and ``pick``,
+which asks them for all
 requests of a step. Knows no rotation: queries and keys come as they are to be multiplied.
 
-A choice is a function of the scores alone. Scores are often exactly equal, since the ReLU makes zeros of all that is negative;
-torch's top-k breaks such ties differently for every length, so the lowest number wins here, always.
+A choice is a function of the scores alone. Scores are often exactly equal, since the ReLU makes
+zeros of all that is negative; torch's top-k breaks such ties differently for every length, so the
+lowest number wins here, always.
 """
 
 from __future__ import annotations
@@ -25,9 +28,11 @@ TILE_SCORES = 1 << 24
 
 
 def index_scores(q: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
-    """``sum_h weights[h] * relu(q[h] . key)`` of every query and key (DeepSeek-V3.2, equation 1), in tiles of both.
+    """``sum_h weights[h] * relu(q[h] . key)`` of every query and key (DeepSeek-V3.2, equation 1),
+    in tiles of both.
 
-    q: [n, H, D]. weights: [n, H], all constant factors included. keys: [L, D], or [n, L, D] where each query has its own.
+    q: [n, H, D]. weights: [n, H], all constant factors included. keys: [L, D], or [n, L, D] where
+        each query has its own.
     Returns [n, L] in float32, or float64 where q is: a score for each, whoever may be chosen.
     """
     wide = torch.promote_types(q.dtype, torch.float32)
@@ -44,7 +49,9 @@ def index_scores(q: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
             if keys.dim() == 3:
                 products = q[mine] @ keys[mine, part].to(wide).transpose(1, 2)
             else:
-                products = (q[mine].reshape(-1, dim) @ keys[part].to(wide).T).view(-1, heads, min(total - low, length))
+                products = (q[mine].reshape(-1, dim) @ keys[part].to(wide).T).view(
+                    -1, heads, min(total - low, length)
+                )
             scores[mine, part] = (weights[mine, None] @ products.relu_())[:, 0]
     return scores
 
@@ -52,8 +59,9 @@ def index_scores(q: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
 def choose(scores: Tensor, visible: Tensor, k: int) -> Tensor:
     """The ``k`` highest of each query's visible scores; of equal ones those with the lowest number.
 
-    scores: [n, L], overwritten. visible: int64 [n]; query i sees entries ``[0, visible[i])``, whatever lies behind them.
-    Returns int64 [n, min(k, L)]: ascending numbers, then -1 where fewer are visible.
+    scores: [n, L], overwritten. visible: int64 [n]; query i sees entries ``[0, visible[i])``,
+    whatever lies behind them. Returns int64 [n, min(k, L)]: ascending numbers, then -1 where fewer
+    are visible.
     """
     total = scores.shape[1]
     width = min(k, total)
@@ -71,7 +79,9 @@ def choose(scores: Tensor, visible: Tensor, k: int) -> Tensor:
 
 
 def _by_number(scores: Tensor, least: Tensor, width: int) -> Tensor:
-    """All above ``least`` [n, 1] and the first that equal it: [n, width] ascending, with as many as there are."""
+    """All above ``least`` [n, 1] and the first that equal it: [n, width] ascending, with as many as
+    there are.
+    """
     above, equal = scores > least, scores == least
     room = width - above.sum(dim=-1, keepdim=True)
     taken = above | (equal & (equal.cumsum(dim=-1) <= room))
@@ -80,7 +90,8 @@ def _by_number(scores: Tensor, least: Tensor, width: int) -> Tensor:
 
 
 def select(q: Tensor, weights: Tensor, keys: Tensor, visible: Tensor, k: int) -> Tensor:
-    """``choose`` of ``index_scores``, in tiles of queries, none of which has more keys than its last query sees.
+    """``choose`` of ``index_scores``, in tiles of queries, none of which has more keys than its
+    last query sees.
 
     keys: [L, D]. visible must not decrease. Returns int64 [n, min(k, L)].
     """
@@ -97,17 +108,23 @@ def select(q: Tensor, weights: Tensor, keys: Tensor, visible: Tensor, k: int) ->
     return chosen
 
 
-def pick_compiled(q: Tensor, weights: Tensor, keys: Paged, rows: Tensor, visible: Tensor, k: int) -> Tensor:
-    """``choose`` of ``index_scores`` by compiled kernels, where they take it: int64 [n, min(k, most visible)].
+def pick_compiled(
+    q: Tensor, weights: Tensor, keys: Paged, rows: Tensor, visible: Tensor, k: int
+) -> Tensor:
+    """``choose`` of ``index_scores`` by compiled kernels, where they take it: int64 [n, min(k, most
+    visible)].
 
-    rows: int64 [n], where the table of ``keys`` has each query's request. A query that sees no more than k is not scored.
+    rows: int64 [n], where the table of ``keys`` has each query's request. A query that sees no more
+        than k is not scored.
     """
     length = int(visible.max()) if visible.numel() else 0
     chosen = visible.new_full((q.shape[0], min(k, length)), -1)
     tile, scored = max(1, TILE_SCORES // max(1, length)), visible.where(visible > k, 0)
     for first in range(0, q.shape[0], tile):
         mine = slice(first, first + tile)
-        scores = compiled.index_scores(q[mine], weights[mine], keys, rows[mine], scored[mine], length=length)
+        scores = compiled.index_scores(
+            q[mine], weights[mine], keys, rows[mine], scored[mine], length=length
+        )
         chosen[mine] = compiled.choose(scores, visible[mine], k)
     return chosen
 
@@ -115,9 +132,13 @@ def pick_compiled(q: Tensor, weights: Tensor, keys: Paged, rows: Tensor, visible
 def pick(q: Tensor, weights: Tensor, view: CacheView, positions: Tensor, k: int) -> Tensor:
     """``select`` for every token of a step, among all tokens up to itself: int64 [T, k].
 
-    q: [T, H, D]. weights: [T, H]. view: part ``key`` [D] of every token, the step's own included. positions: int64 [T].
+    q: [T, H, D]. weights: [T, H]. view: part ``key`` [D] of every token, the step's own included.
+        positions: int64 [T].
     """
-    wide, chosen = torch.promote_types(q.dtype, torch.float32), positions.new_full((q.shape[0], k), -1)
+    wide, chosen = (
+        torch.promote_types(q.dtype, torch.float32),
+        positions.new_full((q.shape[0], k), -1),
+    )
     keys = paged(view)
     if compiled.takes(q, keys):
         found = pick_compiled(q, weights, keys, view.batch.token_rows, positions + 1, k)

@@ -1,12 +1,15 @@
 """Latent attention over pages: dense and sparse, decodes and prefill chunks.
 
-Owns ``latent_attend`` and the rule by which it computes (``way_of``). Knows no kind: a choice of tokens comes as numbers.
+Owns ``latent_attend`` and the rule by which it computes (``way_of``). Knows no kind: a choice of
+tokens comes as numbers.
 
-One latent per token stands for the keys and values of all heads. They can be *expanded* from it, or the projections be
-*absorbed* into queries and outputs, so that all heads attend to the latents themselves (DeepSeek-V2, section 2.1.2): less work
-for few queries, more for many, since latents are wider than keys. Both are the same but for rounding. Over a choice of tokens
-absorbed attention can *gather* the chosen entries alone, so that what is read does not grow with the context. Decodes and what
-gathers run compiled where ``octavo.kernels`` takes their device and dtypes, everything else in plain torch.
+One latent per token stands for the keys and values of all heads. They can be *expanded* from it, or
+the projections be *absorbed* into queries and outputs, so that all heads attend to the latents
+themselves (DeepSeek-V2, section 2.1.2): less work for few queries, more for many, since latents are
+wider than keys. Both are the same but for rounding. Over a choice of tokens absorbed attention can
+*gather* the chosen entries alone, so that what is read does not grow with the context. Decodes and
+what gathers run compiled where ``octavo.kernels`` takes their device and dtypes, everything else in
+plain torch.
 """
 
 from __future__ import annotations
@@ -40,7 +43,9 @@ Way = Literal["expand", "absorb", "gather"]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Heads:
-    """What makes keys and values of latents. up: [H, nope + value, rank], of each head its keys' rows first. nope: how many."""
+    """What makes keys and values of latents. up: [H, nope + value, rank], of each head its keys'
+    rows first. nope: how many.
+    """
 
     up: Tensor
     nope: int
@@ -54,7 +59,11 @@ class Heads:
     def absorb(self, q: Tensor) -> Tensor:
         """Queries for keys [n, H, nope] -> queries for latents [n, H, rank]."""
         up = self.up[:, : self.nope]
-        return by_head(q, up) if by_head_takes(q, up) else torch.bmm(q.transpose(0, 1), up).transpose(0, 1)
+        return (
+            by_head(q, up)
+            if by_head_takes(q, up)
+            else torch.bmm(q.transpose(0, 1), up).transpose(0, 1)
+        )
 
     def values(self, mixed: Tensor) -> Tensor:
         """Mixed latents [n, H, rank] -> mixed values [n, H, value]."""
@@ -68,8 +77,9 @@ class Heads:
 class Queries:
     """Queries of n tokens: plain [n, H, nope], rotated [n, H, rope].
 
-    requests: int64 [n], which request of the step each belongs to. chosen: int64 [n, k], the tokens that each attends to, of
-    those it sees, ascending and -1 where there are fewer; None where it attends to all.
+    requests: int64 [n], which request of the step each belongs to. chosen: int64 [n, k], the tokens
+    that each attends to, of those it sees, ascending and -1 where there are fewer; None where it
+    attends to all.
     """
 
     plain: Tensor
@@ -79,7 +89,12 @@ class Queries:
 
     def __getitem__(self, part: slice | Tensor) -> Queries:
         chosen = None if self.chosen is None else self.chosen[part]
-        return Queries(plain=self.plain[part], rotated=self.rotated[part], requests=self.requests[part], chosen=chosen)
+        return Queries(
+            plain=self.plain[part],
+            rotated=self.rotated[part],
+            requests=self.requests[part],
+            chosen=chosen,
+        )
 
     @property
     def count(self) -> int:
@@ -88,16 +103,19 @@ class Queries:
 
 
 def way_of(heads: Heads, *, queries: int, start: int, chosen: int | None, rope: int) -> Way:
-    """How ``queries`` tokens from position ``start`` on are attended to with the fewest multiplications, counted per head.
+    """How ``queries`` tokens from position ``start`` on are attended to with the fewest
+    multiplications, counted per head.
 
-    With L = start + queries tokens, P pairs of a query and a token it sees, and ``u`` = nope + value:
+    With L = start + queries tokens, P pairs of a query and a token it sees, and ``u`` = nope +
+    value:
 
     - expand: ``L rank u`` to make keys and values, and ``P (u + rope)``
     - absorb: ``queries rank u`` for queries and outputs, and ``P (2 rank + rope)``
-    - gather, where each attends to ``chosen`` tokens only: ``queries (rank u + chosen (2 rank + rope))``
+    - gather, where each attends to ``chosen`` tokens only: ``queries (rank u + chosen (2 rank +
+      rope))``
 
-    DeepSeek-V3's sizes expand a chunk of a long prompt from 171 tokens on, and V3.2's gather for a chunk of 2,048 once about
-    7,000 tokens are there.
+    DeepSeek-V3's sizes expand a chunk of a long prompt from 171 tokens on, and V3.2's gather for a
+    chunk of 2,048 once about 7,000 tokens are there.
     """
     (_, both, rank), length = heads.up.shape, start + queries
     pairs = queries * start + queries * (queries + 1) // 2
@@ -111,15 +129,21 @@ def way_of(heads: Heads, *, queries: int, start: int, chosen: int | None, rope: 
 
 
 def latent_attend(q: Queries, view: CacheView, heads: Heads) -> Tensor:
-    """Causal attention of one step's T tokens over latents that are all stored, the step's own included.
+    """Causal attention of one step's T tokens over latents that are all stored, the step's own
+    included.
 
-    ``view``: parts ``latent`` [rank] and ``rope`` [rope] per token, under a law that lets nothing go. Returns [T, H, value].
+    ``view``: parts ``latent`` [rank] and ``rope`` [rope] per token, under a law that lets nothing
+        go. Returns [T, H, value].
     """
     out = q.plain.new_empty(q.count, heads.up.shape[0], heads.up.shape[1] - heads.nope)
     if takes(q.plain, paged(view)):
         begin = view.batch.reads.query_start
         alone = (begin.diff() == 1).nonzero()[:, 0]
-        out.index_copy_(0, begin[alone], _compiled(q[begin[alone]], view, view.batch.reads.start[alone] + 1, heads))
+        out.index_copy_(
+            0,
+            begin[alone],
+            _compiled(q[begin[alone]], view, view.batch.reads.start[alone] + 1, heads),
+        )
     else:
         for bucket in view.batch.decodes:
             out.index_copy_(0, bucket.tokens, _bucket(q[bucket.tokens], view, bucket, heads))
@@ -151,8 +175,12 @@ def _bucket(q: Queries, view: CacheView, bucket: DecodeBucket, heads: Heads) -> 
     return heads.values(_piecewise(heads.absorb(q.plain), q.rotated, view, bucket, heads.scale))
 
 
-def _piecewise(absorbed: Tensor, rotated: Tensor, view: CacheView, bucket: DecodeBucket, scale: float) -> Tensor:
-    """``_mixed`` of a bucket with the running maximum and sum of an online softmax (Milakov and Gimelshein 2018)."""
+def _piecewise(
+    absorbed: Tensor, rotated: Tensor, view: CacheView, bucket: DecodeBucket, scale: float
+) -> Tensor:
+    """``_mixed`` of a bucket with the running maximum and sum of an online softmax (Milakov and
+    Gimelshein 2018).
+    """
     wide = torch.promote_types(absorbed.dtype, torch.float32)
     best = absorbed.new_full((*absorbed.shape[:2], 1), float("-inf"), dtype=wide)
     total, mixed = torch.zeros_like(best), torch.zeros_like(absorbed, dtype=wide)
@@ -160,7 +188,9 @@ def _piecewise(absorbed: Tensor, rotated: Tensor, view: CacheView, bucket: Decod
         latent, hidden = entry["latent"], bucket.hidden[:, rows]
         # A weight of zero does not hide a NaN.
         latent.masked_fill_(hidden[:, :, None], 0)
-        scores = products(absorbed, latent.transpose(1, 2)) + products(rotated, entry["rope"].transpose(1, 2))
+        scores = products(absorbed, latent.transpose(1, 2)) + products(
+            rotated, entry["rope"].transpose(1, 2)
+        )
         scores = (scores.to(wide) * scale).masked_fill_(hidden[:, None], float("-inf"))
         # The first rows of every request are seen, so this is a number from the first piece on.
         higher = torch.maximum(best, scores.amax(dim=-1, keepdim=True))
@@ -173,17 +203,22 @@ def _piecewise(absorbed: Tensor, rotated: Tensor, view: CacheView, bucket: Decod
 
 def _request(q: Queries, view: CacheView, request: RequestRead, heads: Heads) -> Tensor:
     chosen = None if q.chosen is None else q.chosen.shape[1]
-    way = way_of(heads, queries=q.count, start=request.start, chosen=chosen, rope=q.rotated.shape[2])
+    way = way_of(
+        heads, queries=q.count, start=request.start, chosen=chosen, rope=q.rotated.shape[2]
+    )
     if way == "gather":
         return _gathered(q, view, heads)
     entry = of_request(view, request, q.plain.dtype)
     return (_expanded if way == "expand" else _absorbed)(q, entry, request.start, heads)
 
 
-def _mixed(absorbed: Tensor, rotated: Tensor, entry: dict[str, Tensor], hidden: Tensor, rule: Rule) -> Tensor:
+def _mixed(
+    absorbed: Tensor, rotated: Tensor, entry: dict[str, Tensor], hidden: Tensor, rule: Rule
+) -> Tensor:
     """Latents mixed by softmax weights: [n, H, rank] and [n, H, rope] -> [n, H, rank].
 
-    entry: parts [L, ...] that all queries share, or [n, L, ...]. hidden: bool [n, L], True where a token is not seen.
+    entry: parts [L, ...] that all queries share, or [n, L, ...]. hidden: bool [n, L], True where a
+        token is not seen.
     """
     latent, rope = entry["latent"], entry["rope"]
     if latent.dim() == 3 and latent.shape[0] == 1:
@@ -209,7 +244,9 @@ def _gathered(q: Queries, view: CacheView, heads: Heads) -> Tensor:
 
 
 def _hidden(q: Queries, first: int, last: int, start: int) -> Tensor:
-    """Bool [last - first, start + last]: which tokens queries ``[first, last)`` of a request from ``start`` on do not see."""
+    """Bool [last - first, start + last]: which tokens queries ``[first, last)`` of a request from
+    ``start`` on do not see.
+    """
     seen, device = start + last, q.plain.device
     places = torch.arange(seen, device=device)
     later = places > torch.arange(start + first, seen, device=device)[:, None]
@@ -222,7 +259,9 @@ def _hidden(q: Queries, first: int, last: int, start: int) -> Tensor:
 
 
 def _tiles(count: int, scores: int, step: Callable[[int, int], Tensor]) -> Tensor:
-    """``step(first, last)`` of all tiles of queries, [last - first, ...] each. scores: of one query."""
+    """``step(first, last)`` of all tiles of queries, [last - first, ...] each. scores: of one
+    query.
+    """
     tile = max(16, min(TILE_QUERIES, TILE_SCORES // max(1, scores)))
     return torch.cat([step(first, min(first + tile, count)) for first in range(0, count, tile)])
 
@@ -233,13 +272,21 @@ def _absorbed(q: Queries, entry: dict[str, Tensor], start: int, heads: Heads) ->
 
     def tile(first: int, last: int) -> Tensor:
         seen = {name: part[: start + last] for name, part in entry.items()}
-        return _mixed(absorbed[first:last], q.rotated[first:last], seen, _hidden(q, first, last, start), heads.rule)
+        return _mixed(
+            absorbed[first:last],
+            q.rotated[first:last],
+            seen,
+            _hidden(q, first, last, start),
+            heads.rule,
+        )
 
     return heads.values(_tiles(q.count, heads.up.shape[0] * (start + q.count), tile))
 
 
 def _expanded(q: Queries, entry: dict[str, Tensor], start: int, heads: Heads) -> Tensor:
-    """One request's chunk over keys and values made of its latents, parts [L, ...], some heads at a time."""
+    """One request's chunk over keys and values made of its latents, parts [L, ...], some heads at a
+    time.
+    """
     total, both, _ = heads.up.shape
     latent, rope = entry["latent"], entry["rope"]
     length = latent.shape[0]
@@ -261,7 +308,10 @@ def _expanded(q: Queries, entry: dict[str, Tensor], start: int, heads: Heads) ->
             values: Tensor = values,
         ) -> Tensor:
             seen = slice(0, start + last)
-            scores = torch.bmm(plain[:, first:last], keys[:, seen].transpose(1, 2)) + rotated[:, first:last] @ rope[seen].T
+            scores = (
+                torch.bmm(plain[:, first:last], keys[:, seen].transpose(1, 2))
+                + rotated[:, first:last] @ rope[seen].T
+            )
             weights = weights_of(scores, _hidden(q, first, last, start), heads.rule, slice(None))
             return torch.bmm(weights.to(values.dtype), values[:, seen]).transpose(0, 1)
 

@@ -1,8 +1,9 @@
 """Running a recurrence over the tokens of several requests, laid out one request after another.
 
-Owns how a step is cut: requests with one token are updated together, longer ones in pieces that end at chunk borders and
-wherever a state is wanted. Knows no recurrence: a kernel brings its chunk form and its single step. Memory is bounded by
-one piece; nothing of size tokens times state is ever made.
+Owns how a step is cut: requests with one token are updated together, longer ones in pieces that end
+at chunk borders and
+wherever a state is wanted. Knows no recurrence: a kernel brings its chunk form and its single step.
+Memory is bounded by one piece; nothing of size tokens times state is ever made.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from torch import Tensor
 
 Inputs = tuple[Tensor, ...]
 
-# Below it, exp gives 0 in float64 too. Floors log decays, so that differences of their sums are never inf - inf.
+# Below it, exp gives 0 in float64 too. Floors log decays, so that differences of their sums are
+# never inf - inf.
 LOG_ZERO = -1000.0
 
 
@@ -24,15 +26,18 @@ LOG_ZERO = -1000.0
 class Ragged:
     """The requests of one step, and after which of their tokens the state is wanted.
 
-    ``starts``: where each request's tokens begin, and the total behind them [R + 1]. ``emits``: for each request,
-    ascending, counts of its own tokens in this step (1..n) after which the state is emitted; the last one is normally n.
+    ``starts``: where each request's tokens begin, and the total behind them [R + 1]. ``emits``: for
+    each request, ascending, counts of its own tokens in this step (1..n) after which the state is
+    emitted; the last one is normally n.
     """
 
     starts: Sequence[int]
     emits: Sequence[Sequence[int]]
 
     def __post_init__(self) -> None:
-        assert len(self.emits) == len(self.starts) - 1 and self.starts[0] == 0, "one list of emit points per request"
+        assert len(self.emits) == len(self.starts) - 1 and self.starts[0] == 0, (
+            "one list of emit points per request"
+        )
         for tokens, points in zip(self.lengths, self.emits, strict=True):
             assert all(a < b for a, b in zip((0, *points), (*points, tokens + 1), strict=True)), (
                 f"emit points {list(points)} are not ascending counts of {tokens} tokens"
@@ -51,11 +56,15 @@ class Ragged:
     @cached_property
     def lengths(self) -> tuple[int, ...]:
         """Tokens of each request."""
-        return tuple(stop - start for start, stop in zip(self.starts[:-1], self.starts[1:], strict=True))
+        return tuple(
+            stop - start for start, stop in zip(self.starts[:-1], self.starts[1:], strict=True)
+        )
 
     @cached_property
     def emit_starts(self) -> tuple[int, ...]:
-        """Where each request's emitted states begin among all, and the total E behind them [R + 1]."""
+        """Where each request's emitted states begin among all, and the total E behind them [R +
+        1].
+        """
         return reduce(lambda sums, points: (*sums, sums[-1] + len(points)), self.emits, (0,))
 
     @cached_property
@@ -74,8 +83,9 @@ class Ragged:
         return tuple(i for i, tokens in enumerate(self.lengths) if tokens > 1)
 
     def pieces(self, request: int, size: int) -> Iterator[tuple[int, int, int | None]]:
-        """A request's tokens in pieces of at most ``size`` that end at its emit points: begin and end among the step's
-        tokens, and which emitted state is the one after the piece, if any."""
+        """A request's tokens in pieces of at most ``size`` that end at its emit points: begin and
+        end among the step's tokens, and which emitted state is the one after the piece, if any.
+        """
         begin, row = self.starts[request], self.emit_starts[request]
         points = [*self.emits[request]]
         for target in (*points, self.lengths[request]):
@@ -91,8 +101,9 @@ class Ragged:
 class Kernel:
     """One recurrence. Both functions leave what they are given as it is.
 
-    ``chunk(inputs [L, ...], state [...])`` and ``step(inputs [n, ...], state [n, ...])``, the latter for one token of each
-    of n requests, return outputs and the states behind them. ``size``: most tokens of a chunk.
+    ``chunk(inputs [L, ...], state [...])`` and ``step(inputs [n, ...], state [n, ...])``, the
+    latter for one token of each of n requests, return outputs and the states behind them. ``size``:
+    most tokens of a chunk.
     """
 
     chunk: Callable[[Inputs, Tensor], tuple[Tensor, Tensor]]
@@ -106,9 +117,16 @@ def work_dtype(*tensors: Tensor) -> torch.dtype:
 
 
 def scan(
-    kernel: Kernel, inputs: Inputs, state: Tensor, ragged: Ragged, *, out_shape: Sequence[int], dtype: torch.dtype
+    kernel: Kernel,
+    inputs: Inputs,
+    state: Tensor,
+    ragged: Ragged,
+    *,
+    out_shape: Sequence[int],
+    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    """Outputs [T, *out_shape] of all tokens and the wanted states [E, ...], request by request, both in ``dtype``.
+    """Outputs [T, *out_shape] of all tokens and the wanted states [E, ...], request by request,
+    both in ``dtype``.
 
     ``inputs`` are [T, ...] each, ``state`` is what every request begins with [R, ...].
     """
@@ -128,11 +146,15 @@ def scan(
     return out, emitted
 
 
-def _scan_singles(kernel: Kernel, inputs: Inputs, state: Tensor, ragged: Ragged, out: Tensor, emitted: Tensor) -> None:
+def _scan_singles(
+    kernel: Kernel, inputs: Inputs, state: Tensor, ragged: Ragged, out: Tensor, emitted: Tensor
+) -> None:
     """One step for all requests with one token, into their rows of ``out`` and ``emitted``."""
     rows = torch.tensor(ragged.singles, device=state.device)
     tokens = torch.tensor([ragged.starts[i] for i in ragged.singles], device=state.device)
-    y, after = kernel.step(tuple(x[tokens].to(out.dtype) for x in inputs), state[rows].to(out.dtype))
+    y, after = kernel.step(
+        tuple(x[tokens].to(out.dtype) for x in inputs), state[rows].to(out.dtype)
+    )
     out[tokens] = y
     wanted = [j for j, i in enumerate(ragged.singles) if ragged.emits[i]]
     places = [ragged.emit_starts[ragged.singles[j]] for j in wanted]

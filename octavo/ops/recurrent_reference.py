@@ -1,7 +1,8 @@
-"""Naive recurrences, token by token in float64: what the chunked forms of ``ops`` are tested against.
+"""Naive recurrences, token by token in float64: what the chunked forms of ``ops`` are tested
+against.
 
-Owns nothing the engine runs and shares no code with the fast path but the description of a step. Arguments and results are
-those of the function of the same name.
+Owns nothing the engine runs and shares no code with the fast path but the description of a step.
+Arguments and results are those of the function of the same name.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ def _walk(update: Update, state: Tensor, ragged: Ragged) -> tuple[Tensor, Tensor
     return torch.stack(outs), torch.stack(emitted) if emitted else state.double()[:0]
 
 
-def causal_conv(x: Tensor, past: Tensor, weight: Tensor, bias: Tensor | None, ragged: Ragged) -> tuple[Tensor, Tensor]:
+def causal_conv(
+    x: Tensor, past: Tensor, weight: Tensor, bias: Tensor | None, ragged: Ragged
+) -> tuple[Tensor, Tensor]:
     """See ``ops.conv``."""
 
     def update(token: int, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -47,13 +50,17 @@ def selective_scan(
     u, dt, a, b, c = (t.double() for t in (u, dt, a, b, c))
 
     def update(token: int, h: Tensor) -> tuple[Tensor, Tensor]:
-        h = torch.exp(torch.einsum("i,in->in", dt[token], a)) * h + torch.outer(dt[token] * u[token], b[token])
+        h = torch.exp(torch.einsum("i,in->in", dt[token], a)) * h + torch.outer(
+            dt[token] * u[token], b[token]
+        )
         return h @ c[token], h
 
     return _walk(update, state, ragged)
 
 
-def ssd_scan(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor, ragged: Ragged) -> tuple[Tensor, Tensor]:
+def ssd_scan(
+    x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor, ragged: Ragged
+) -> tuple[Tensor, Tensor]:
     """See ``ops.ssm``."""
     x, dt, a, b, c = (t.double() for t in (x, dt, a, b, c))
     heads, groups = x.shape[1], b.shape[1]
@@ -100,14 +107,23 @@ def decayed_attention(
 
     def update(token: int, state: Tensor) -> tuple[Tensor, Tensor]:
         heads = range(len(log_decay))
-        after = [torch.exp(log_decay[h]) * state[h] + torch.outer(k[token, h], v[token, h]) for h in heads]
+        after = [
+            torch.exp(log_decay[h]) * state[h] + torch.outer(k[token, h], v[token, h])
+            for h in heads
+        ]
         return torch.stack([after[h].T @ q[token, h] for h in heads]), torch.stack(after)
 
     return _walk(update, state, ragged)
 
 
 def feature_attention(
-    q: Tensor, k: Tensor, v: Tensor, state: tuple[Tensor, Tensor], ragged: Ragged, *, eps: float = 1e-6
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: tuple[Tensor, Tensor],
+    ragged: Ragged,
+    *,
+    eps: float = 1e-6,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """See ``ops.linear``."""
     q, k, v = (t.double() for t in (q, k, v))

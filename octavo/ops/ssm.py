@@ -1,6 +1,7 @@
 """Selective state space models: Mamba-1's scan and Mamba-2's state space duality.
 
-Owns the recurrences from discretised inputs on; convolution, softplus, the skip ``D x``, gate and norm are the caller's.
+Owns the recurrences from discretised inputs on; convolution, softplus, the skip ``D x``, gate and
+norm are the caller's.
 Sources: Gu and Dao 2023, "Mamba"; Dao and Gu 2024, "Transformers are SSMs".
 """
 
@@ -12,7 +13,8 @@ from octavo.kernels.recurrent import Places, decayed_step_in_pages
 from octavo.ops.linear import CHUNK, decayed_chunk, decayed_step, recur
 from octavo.ops.ragged import Inputs, Kernel, Ragged, scan, work_dtype
 
-# Mamba-1 has no form in matrix products: a chunk holds the states after all its tokens, which should fit a cache.
+# Mamba-1 has no form in matrix products: a chunk holds the states after all its tokens, which
+# should fit a cache.
 _STATES = 16
 
 
@@ -21,8 +23,9 @@ def selective_scan(
 ) -> tuple[Tensor, Tensor]:
     """Mamba-1: ``h = exp(dt a) h + dt u b^T; y = h c``, with a decay per channel and state.
 
-    ``u`` and ``dt`` > 0 [T, I], ``a`` [I, N] < 0, ``b`` and ``c`` [T, N], ``state`` [R, I, N]. Returns ``y`` [T, I] and the
-    states [E, I, N], both in float32, or float64 where anything given is.
+    ``u`` and ``dt`` > 0 [T, I], ``a`` [I, N] < 0, ``b`` and ``c`` [T, N], ``state`` [R, I, N].
+    Returns ``y`` [T, I] and the states [E, I, N], both in float32, or float64 where anything given
+    is.
     """
     dtype = work_dtype(u, dt, a, b, c, state)
     # Channels last, since they are many and states per channel few.
@@ -46,11 +49,14 @@ def selective_scan(
     return y, emitted.mT
 
 
-def ssd_scan(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor, ragged: Ragged) -> tuple[Tensor, Tensor]:
+def ssd_scan(
+    x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor, ragged: Ragged
+) -> tuple[Tensor, Tensor]:
     """Mamba-2: ``h = exp(dt a) h + dt x b^T; y = h c``, in the block form of SSD.
 
-    ``x`` [T, H, P], ``dt`` [T, H] > 0, ``a`` [H] < 0, ``b`` and ``c`` [T, G, N] (head j reads group j G // H), ``state``
-    [R, H, P, N]. Returns ``y`` [T, H, P] and the states [E, H, P, N], both in float32, or float64 where anything given is.
+    ``x`` [T, H, P], ``dt`` [T, H] > 0, ``a`` [H] < 0, ``b`` and ``c`` [T, G, N] (head j reads group
+    j G // H), ``state`` [R, H, P, N]. Returns ``y`` [T, H, P] and the states [E, H, P, N], both in
+    float32, or float64 where anything given is.
     """
     dtype = work_dtype(x, dt, a, b, c, state)
     rate = a.to(dtype)

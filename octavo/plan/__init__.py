@@ -1,7 +1,8 @@
-"""What a model's caches cost, what fits, and why: from a config alone, with the allocator's own code.
+"""What a model's caches cost, what fits, and why: from a config alone, with the allocator's own
+code.
 
-Owns nothing itself: the package is callable, so that ``octavo.plan(config)`` plans (see ``planner.plan``) although the name is
-also that of this package.
+Owns nothing itself: the package is callable, so that ``octavo.plan(config)`` plans (see
+``planner.plan``) although the name is also that of this package.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""The proof of a plan: synthetic requests, admitted one after another by the real cache manager until one is refused.
+"""The proof of a plan: synthetic requests, admitted one after another by the real cache manager
+until one is refused.
 
-Owns the order of calls, which is the scheduler's: look up, admit, extend by a chunk, commit; all earlier requests decode in the
-same steps until they have their full length, and stay. Knows no model and no tensors: a step is received as soon as planned.
+Owns the order of calls, which is the scheduler's: look up, admit, extend by a chunk, commit; all
+earlier requests decode in the same steps until they have their full length, and stay. Knows no
+model and no tensors: a step is received as soon as planned.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from octavo.cache.manager import KVCacheManager
 
 @dataclass(kw_only=True, eq=False)
 class Synthetic:
-    """A request of tokens that no other request has. It knows ``prompt`` tokens at first and ``total`` at last."""
+    """A request of tokens that no other request has. It knows ``prompt`` tokens at first and
+    ``total`` at last.
+    """
 
     index: int
     prompt: int
@@ -44,25 +48,39 @@ class Synthetic:
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """What was held at the end: requests, arena bytes of their pages, and what the allocator would charge for as many."""
+    """What was held at the end: requests, arena bytes of their pages, and what the allocator would
+    charge for as many.
+    """
 
     requests: int
     held_bytes: int
     charged_bytes: int
 
 
-def admit_until_refused(layout: CacheLayout, n: int, *, chunk: int, decoded: int = 3, caching: bool = True) -> Held:
-    """Admit requests of ``n`` tokens, the last ``decoded`` of them generated, until one does not fit.
+def admit_until_refused(
+    layout: CacheLayout, n: int, *, chunk: int, decoded: int = 3, caching: bool = True
+) -> Held:
+    """Admit requests of ``n`` tokens, the last ``decoded`` of them generated, until one does not
+    fit.
 
-    chunk: tokens of a prompt computed per step. caching: publish prefixes, as an engine does unless told. Admission charges
-    what is known of a request: where its generated tokens open a further block of a growing group, one more may be admitted
-    than will fit. An AssertionError is raised then, as wherever an admitted request would have to wait for pages.
+    chunk: tokens of a prompt computed per step. caching: publish prefixes, as an engine does unless
+        told. Admission charges
+    what is known of a request: where its generated tokens open a further block of a growing group,
+    one more may be admitted than will fit. An AssertionError is raised then, as wherever an
+    admitted request would have to wait for pages.
     """
-    most = layout.arena.num_slabs * layout.arena.slab_units * layout.arena.unit_bytes // request_bytes(layout, n)
+    most = (
+        layout.arena.num_slabs
+        * layout.arena.slab_units
+        * layout.arena.unit_bytes
+        // request_bytes(layout, n)
+    )
     cache = KVCacheManager(layout, max_num_seqs=most + 2, enable_prefix_caching=caching)
     steps, admitted, decoding = count(), 0, list[Synthetic]()
     while _accepts(cache, n):
-        new = Synthetic(index=admitted, prompt=max(1, n - decoded), total=n, request_id=str(admitted))
+        new = Synthetic(
+            index=admitted, prompt=max(1, n - decoded), total=n, request_id=str(admitted)
+        )
         if not cache.admit(new, cache.lookup(new)):
             break
         while cache.computed(new) < new.prompt:
@@ -72,8 +90,13 @@ def admit_until_refused(layout: CacheLayout, n: int, *, chunk: int, decoded: int
     while decoding:
         _step(cache, None, decoding, next(steps), chunk)
     pool, arena = cache.coordinator.pool, layout.arena
-    held = sum(pool.counts(bucket).held * units for bucket, units in enumerate(arena.page_units)) * arena.unit_bytes
-    return Held(requests=admitted, held_bytes=held, charged_bytes=admitted * request_bytes(layout, n))
+    held = (
+        sum(pool.counts(bucket).held * units for bucket, units in enumerate(arena.page_units))
+        * arena.unit_bytes
+    )
+    return Held(
+        requests=admitted, held_bytes=held, charged_bytes=admitted * request_bytes(layout, n)
+    )
 
 
 def _accepts(cache: KVCacheManager, n: int) -> bool:
@@ -84,22 +107,32 @@ def _accepts(cache: KVCacheManager, n: int) -> bool:
     return True
 
 
-def _step(cache: KVCacheManager, new: Synthetic | None, decoding: list[Synthetic], step: int, chunk: int) -> None:
-    """One step: a chunk of the new request's prompt, and a token of every earlier one; complete ones leave the list."""
+def _step(
+    cache: KVCacheManager, new: Synthetic | None, decoding: list[Synthetic], step: int, chunk: int
+) -> None:
+    """One step: a chunk of the new request's prompt, and a token of every earlier one; complete
+    ones leave the list.
+    """
     decoding[:] = [request for request in decoding if cache.scheduled(request) < request.total]
     rows = np.array([cache.row(request) for request in decoding], np.int64)
     starts, planned = cache.scheduled_tokens(rows), cache.decode(rows, step)
     stops = starts + 1
     for request, stop, done in zip(decoding, stops.tolist(), planned.tolist(), strict=True):
         request.prompt = stop
-        assert done or cache.extend(request, stop, step), "rings that turn and blocks that open have their pages"
+        assert done or cache.extend(request, stop, step), (
+            "rings that turn and blocks that open have their pages"
+        )
     if new is not None:
         start = cache.scheduled(new)
         stop = min(new.prompt, start + chunk)
         assert cache.extend(new, stop, step) or cache.extend(new, stop, step, checkpoints=False), (
             "an admitted prompt has its pages"
         )
-        rows, starts, stops = np.append(rows, cache.row(new)), np.append(starts, start), np.append(stops, stop)
+        rows, starts, stops = (
+            np.append(rows, cache.row(new)),
+            np.append(starts, start),
+            np.append(stops, stop),
+        )
     if len(rows):
         cache.plan_step(rows, starts, np.concatenate([[0], np.cumsum(stops - starts)]))
         cache.take_copies()

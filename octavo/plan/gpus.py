@@ -1,6 +1,7 @@
 """Memory of known GPUs, and what is left of it for caches.
 
-Owns the table and the arithmetic from GPUs and weights to arena bytes. Knows no model beyond its number of weights.
+Owns the table and the arithmetic from GPUs and weights to arena bytes. Knows no model beyond its
+number of weights.
 """
 
 from __future__ import annotations
@@ -33,7 +34,15 @@ CACHE_SHARE = 0.85
 """Part of what weights leave free that the arena takes, as the engine does unless told."""
 
 _METHOD_BITS: Mapping[str, float] = MappingProxyType(
-    {"fp8": 8, "fbgemm_fp8": 8, "modelopt": 8, "mxfp4": 4.25, "nvfp4": 4.5, "int8": 8, "bitsandbytes_4bit": 4.5}
+    {
+        "fp8": 8,
+        "fbgemm_fp8": 8,
+        "modelopt": 8,
+        "mxfp4": 4.25,
+        "nvfp4": 4.5,
+        "int8": 8,
+        "bitsandbytes_4bit": 4.5,
+    }
 )
 """Bits of a weight, scales included, by ``quant_method``; others say themselves how many."""
 
@@ -43,18 +52,24 @@ _DTYPE_BITS: Mapping[str, int] = MappingProxyType({"float32": 32, "bfloat16": 16
 def gpu_memory(name: str) -> int:
     """Bytes of a GPU. Raises UnsupportedError listing those that are known."""
     if name.lower() not in GPUS:
-        raise UnsupportedError(f"gpu {name!r} is not known; known: {', '.join(GPUS)}; or give memory for the cache itself")
+        raise UnsupportedError(
+            f"gpu {name!r} is not known; known: {', '.join(GPUS)}; or give memory for the cache"
+            " itself"
+        )
     return GPUS[name.lower()]
 
 
 def weight_bits(config: Mapping[str, Any]) -> float:
     """Bits of one weight by the config's ``quantization_config``, else its dtype, else 16.
 
-    Every weight is taken to be quantised. Raises UnsupportedError for a method whose size is not known.
+    Every weight is taken to be quantised. Raises UnsupportedError for a method whose size is not
+    known.
     """
     quantised = config.get("quantization_config")
     if not quantised:
-        return _DTYPE_BITS.get(str(config.get("dtype") or config.get("torch_dtype") or "bfloat16"), 16)
+        return _DTYPE_BITS.get(
+            str(config.get("dtype") or config.get("torch_dtype") or "bfloat16"), 16
+        )
     method = str(quantised.get("quant_method", "unknown"))
     if method == "bitsandbytes":
         method = "bitsandbytes_4bit" if quantised.get("load_in_4bit") else "int8"
@@ -62,19 +77,24 @@ def weight_bits(config: Mapping[str, Any]) -> float:
         return _METHOD_BITS[method]
     bits = quantised.get("bits", quantised.get("w_bit"))
     if not isinstance(bits, int):
-        raise UnsupportedError(f"quantization_config.quant_method {method!r} does not say how large a weight is; give weights")
+        raise UnsupportedError(
+            f"quantization_config.quant_method {method!r} does not say how large a weight is; give"
+            " weights"
+        )
     # A scale and a zero point in 16 bits for each group of weights.
     group = quantised.get("group_size") or 128
     return bits + (32 / group if group > 0 else 0)
 
 
 def cache_bytes(device: int, weights: int, tp: int) -> int:
-    """Arena bytes of one of ``tp`` devices that hold ``weights`` together. Raises CapacityError where they do not fit."""
+    """Arena bytes of one of ``tp`` devices that hold ``weights`` together. Raises CapacityError
+    where they do not fit.
+    """
     free = device - weights // tp
     if free <= 0:
         raise CapacityError(
-            f"the weights need {weights / tp / 2**30:.1f} GiB on each of {tp} GPUs, which have {device / 2**30:.1f} GiB; "
-            "raise count and tp"
+            f"the weights need {weights / tp / 2**30:.1f} GiB on each of {tp} GPUs, which have"
+            f" {device / 2**30:.1f} GiB; raise count and tp"
         )
     return int(free * CACHE_SHARE)
 

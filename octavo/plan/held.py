@@ -1,7 +1,8 @@
 """What one request holds of a cache, by kind of memory instead of by group.
 
-Owns the division of the allocator's pages among the streams that lie in them. Knows specs, layouts and reports; whatever is
-shown is called by its stream and the kinds that keep it, so a new kind needs nothing here.
+Owns the division of the allocator's pages among the streams that lie in them. Knows specs, layouts
+and reports; whatever is shown is called by its stream and the kinds that keep it, so a new kind
+needs nothing here.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ PADDING = "padding"
 class Held:
     """Streams that are alike, in all their layers together.
 
-    kinds: of the layers that keep them. law: how long. dtypes: of their fields. stride: tokens per entry. entries: of one
-    layer, those that the next token may need. bytes: their part of the pages held, entries that are no longer or not yet needed
+    kinds: of the layers that keep them. law: how long. dtypes: of their fields. stride: tokens per
+        entry. entries: of one
+    layer, those that the next token may need. bytes: their part of the pages held, entries that are
+    no longer or not yet needed
     included. share: of all bytes held.
     """
 
@@ -39,7 +42,8 @@ class Held:
 
 
 def held_by_kind(spec: ModelSpec, layout: CacheLayout, report: CacheReport) -> tuple[Held, ...]:
-    """The report's bytes divided among streams that are alike, in order of first appearance; what pads pages comes last.
+    """The report's bytes divided among streams that are alike, in order of first appearance; what
+    pads pages comes last.
 
     The parts add up to ``report.bytes``.
     """
@@ -55,7 +59,15 @@ def held_by_kind(spec: ModelSpec, layout: CacheLayout, report: CacheReport) -> t
     made = [_held(spec, report, parts) for parts in found.values()]
     rest = report.bytes - sum(each.bytes for each in made)
     padding = Held(
-        stream=PADDING, kinds=(), law="", dtypes=(), stride=1, layers=(), entries=0, bytes=rest, share=_share(rest, report)
+        stream=PADDING,
+        kinds=(),
+        law="",
+        dtypes=(),
+        stride=1,
+        layers=(),
+        entries=0,
+        bytes=rest,
+        share=_share(rest, report),
     )
     return (*made, padding)
 

@@ -1,7 +1,7 @@
 """Per layer: what it remembers, for how long, and which config fields decide that.
 
-Owns the finding of those fields: a kind is watched asking for them, and asked again with another value. Knows kinds by their
-contract only.
+Owns the finding of those fields: a kind is watched asking for them, and asked again with another
+value. Knows kinds by their contract only.
 """
 
 from __future__ import annotations
@@ -37,12 +37,18 @@ class _Watched(Mapping[str, Any]):
 
 
 def plan_layers(
-    spec: ModelSpec, groups: Sequence[Group], context: int, *, given: Config, normal: Config, dtypes: CacheDtypes
+    spec: ModelSpec,
+    groups: Sequence[Group],
+    context: int,
+    *,
+    given: Config,
+    normal: Config,
+    dtypes: CacheDtypes,
 ) -> tuple[LayerPlan, ...]:
     """Every layer of ``spec``; streams are those of ``groups``, which may be one device's share.
 
-    context: tokens after which entries are counted. given: the text part of the config as it stands in the file; normal: as its
-    family reads it.
+    context: tokens after which entries are counted. given: the text part of the config as it stands
+    in the file; normal: as its family reads it.
     """
     streams: dict[int, list[Member]] = {}
     for member in (member for group in groups for member in group.members):
@@ -53,8 +59,12 @@ def plan_layers(
 
     def decisions(layer: LayerSpec) -> Iterator[Decision]:
         for name, value in lists.items():
-            yield Decision(field=f"{name}[{layer.index}]", value=value[layer.index], given=name in given)
-        names = dict.fromkeys(name for _, kind in layer.mixers for name in fields[kind] if name not in lists)
+            yield Decision(
+                field=f"{name}[{layer.index}]", value=value[layer.index], given=name in given
+            )
+        names = dict.fromkeys(
+            name for _, kind in layer.mixers for name in fields[kind] if name not in lists
+        )
         for name in names:
             said = given.get(name) is not None or spec.assumed.get(name) != normal[name]
             yield Decision(field=name, value=normal[name], given=said)
@@ -65,7 +75,9 @@ def plan_layers(
             kind="+".join(kind.name for _, kind in layer.mixers) or "none",
             about=about(layer),
             shares=layer.shares,
-            streams=tuple(plan_stream(member.stream, context) for member in streams.get(layer.index, ())),
+            streams=tuple(
+                plan_stream(member.stream, context) for member in streams.get(layer.index, ())
+            ),
             decided_by=tuple(decisions(layer)),
         )
         for layer in spec.layers
@@ -82,9 +94,13 @@ def plan_stream(stream: Stream, context: int) -> StreamPlan:
         stride=stream.stride,
         bytes_per_entry=stream.entry_bytes,
         entries=stream.bytes_needed(context) // stream.entry_bytes,
-        entries_at_most=None if stream.law.prefix is None else resident_tokens(stream.law) // stream.stride,
+        entries_at_most=None
+        if stream.law.prefix is None
+        else resident_tokens(stream.law) // stream.stride,
         fields=tuple(
-            FieldPlan(name=field.name, shape=field.shape, dtype=field.dtype, split=field.shard == "heads")
+            FieldPlan(
+                name=field.name, shape=field.shape, dtype=field.dtype, split=field.shard == "heads"
+            )
             for field in stream.fields
         ),
     )
@@ -92,12 +108,19 @@ def plan_stream(stream: Stream, context: int) -> StreamPlan:
 
 def about(layer: LayerSpec) -> str:
     """The first sentence of what its kinds say of themselves."""
-    said = [(getdoc(type(kind)) or type(kind).name).split("\n\n")[0].replace("\n", " ") for _, kind in layer.mixers]
+    said = [
+        (getdoc(type(kind)) or type(kind).name).split("\n\n")[0].replace("\n", " ")
+        for _, kind in layer.mixers
+    ]
     return " ".join(said).replace("``", "") or "Mixes no tokens, and remembers nothing."
 
 
 def _per_layer(value: Any, layers: int) -> bool:
-    return isinstance(value, list | tuple) and len(value) >= layers and all(isinstance(item, str | int) for item in value)
+    return (
+        isinstance(value, list | tuple)
+        and len(value) >= layers
+        and all(isinstance(item, str | int) for item in value)
+    )
 
 
 def _deciding(kind: Kind, normal: Config, index: int, dtypes: CacheDtypes) -> tuple[str, ...]:
@@ -108,14 +131,22 @@ def _deciding(kind: Kind, normal: Config, index: int, dtypes: CacheDtypes) -> tu
     watched = _Watched(normal)
     if _streams(type(kind), watched, index, dtypes) != kind.streams(dtypes):
         return ()
-    numbers = [name for name, value in watched.asked.items() if isinstance(value, int) and not isinstance(value, bool)]
+    numbers = [
+        name
+        for name, value in watched.asked.items()
+        if isinstance(value, int) and not isinstance(value, bool)
+    ]
     return tuple(
-        name for name in numbers
-        if _streams(type(kind), {**normal, name: 2 * normal[name]}, index, dtypes) != kind.streams(dtypes)
-    )  # fmt: skip
+        name
+        for name in numbers
+        if _streams(type(kind), {**normal, name: 2 * normal[name]}, index, dtypes)
+        != kind.streams(dtypes)
+    )
 
 
-def _streams(kind: type[Kind], config: Config, index: int, dtypes: CacheDtypes) -> tuple[Stream, ...]:
+def _streams(
+    kind: type[Kind], config: Config, index: int, dtypes: CacheDtypes
+) -> tuple[Stream, ...]:
     """What a layer would remember under a config; nothing where the kind refuses it."""
     try:
         return kind.from_hf(config, index).streams(dtypes)

@@ -1,7 +1,8 @@
 """``octavo.plan``: from a config and what is asked to a ``Plan``.
 
-Owns the options, their checks, and the order of the work: config -> spec -> groups of one device -> layout -> numbers. Knows no
-kind, prints nothing, and reads no file but the config (and the sizes of weights beside it).
+Owns the options, their checks, and the order of the work: config -> spec -> groups of one device ->
+layout -> numbers. Knows no kind, prints nothing, and reads no file but the config (and the sizes of
+weights beside it).
 """
 
 from __future__ import annotations
@@ -72,30 +73,52 @@ def plan(
 ) -> Plan:
     """Plan a model's caches.
 
-    config: a ``config.json``, its directory, or its content. context: tokens of one request; the model's limit unless given.
+    config: a ``config.json``, its directory, or its content. context: tokens of one request; the
+        model's limit unless given.
     max_model_len: plan as if that were the limit, to compare models beyond theirs.
-    memory: bytes for the cache of one device, or a size such as ``80GiB``; or gpu, with count of them: a device's share of what
-    ``weights`` leave free, which follow from the config unless given. tp: devices that hold one copy of the model; all of them
-    unless given. kv_dtype, indexer_dtype, state_dtype: torch's names, or bf16, fp8, fp4 and so on. lengths: to show besides the
-    context. mix: length -> share of requests. requests: for ``max_context``. chunk: tokens of a prompt computed in one step.
+    memory: bytes for the cache of one device, or a size such as ``80GiB``; or gpu, with count of
+    them: a device's share of what ``weights`` leave free, which follow from the config unless
+        given. tp: devices that hold one copy of the model; all of them
+    unless given. kv_dtype, indexer_dtype, state_dtype: torch's names, or bf16, fp8, fp4 and so on.
+    lengths: to show besides the
+    context. mix: length -> share of requests. requests: for ``max_context``. chunk: tokens of a
+    prompt computed in one step.
     vs: of ``uniform`` and ``vllm``.
 
-    Raises ConfigError for a wrong option or config field, UnsupportedError for a model that is not known, CapacityError where
-    weights do not fit or the memory is too small for any cache; the message is one line and names the field.
+    Raises ConfigError for a wrong option or config field, UnsupportedError for a model that is not
+    known, CapacityError where weights do not fit or the memory is too small for any cache; the
+    message is one line and names the field.
     """
-    _check(tp=tp, context=context, max_model_len=max_model_len, requests=requests, chunk=chunk, vs=tuple(vs), profile=profile)
+    _check(
+        tp=tp,
+        context=context,
+        max_model_len=max_model_len,
+        requests=requests,
+        chunk=chunk,
+        vs=tuple(vs),
+        profile=profile,
+    )
     tp, replicas = _parallel(count, tp, gpu)
     dtypes = CacheDtypes(
-        kv=full_dtype(kv_dtype), indexer=full_dtype(indexer_dtype) if indexer_dtype else None, state=full_dtype(state_dtype)
-    )  # fmt: skip
-    model = read_model(config, dtypes=dtypes, tp=tp, max_model_len=max_model_len, name=name, plugins=plugins)
+        kv=full_dtype(kv_dtype),
+        indexer=full_dtype(indexer_dtype) if indexer_dtype else None,
+        state=full_dtype(state_dtype),
+    )
+    model = read_model(
+        config, dtypes=dtypes, tp=tp, max_model_len=max_model_len, name=name, plugins=plugins
+    )
     context = _context(context, model.spec)
-    device = _memory(model, config, memory=memory, gpu=gpu, weights=weights, tp=tp, replicas=replicas)
+    device = _memory(
+        model, config, memory=memory, gpu=gpu, weights=weights, tp=tp, replicas=replicas
+    )
     layout = solve_layout(
-        model.groups, arena_bytes=device.cache, profile=PROFILES[profile], hash_unit=model.spec.hash_unit,
+        model.groups,
+        arena_bytes=device.cache,
+        profile=PROFILES[profile],
+        hash_unit=model.spec.hash_unit,
         max_model_len=model.spec.max_model_len,
-    )  # fmt: skip
-    shown = sorted({context, *(n for n in (lengths or LENGTHS) if n <= model.spec.max_model_len)})
+    )
+    shown = sorted({context, *(n for n in lengths or LENGTHS if n <= model.spec.max_model_len)})
     return _report(model, layout, device, context, shown, profile, requests, mix, chunk, tuple(vs))
 
 
@@ -122,16 +145,26 @@ def read_model(
     if not groups:
         raise UnsupportedError("no layer of this model keeps a cache: there is nothing to plan")
     return Model(
-        name=name or _name(config, content, spec), given=given, normal=family.normalize({**given, PLANNING: True}), spec=spec,
-        groups=groups, dtypes=dtypes,
-    )  # fmt: skip
+        name=name or _name(config, content, spec),
+        given=given,
+        normal=family.normalize({**given, PLANNING: True}),
+        spec=spec,
+        groups=groups,
+        dtypes=dtypes,
+    )
 
 
 def _name(config: Source, content: Config, spec: ModelSpec) -> str:
     if isinstance(config, Mapping):
         return str(content.get("_name_or_path") or spec.family)
     path = Path(config)
-    return path.resolve().name if path.is_dir() else path.resolve().parent.name if path.name == "config.json" else path.stem
+    return (
+        path.resolve().name
+        if path.is_dir()
+        else path.resolve().parent.name
+        if path.name == "config.json"
+        else path.stem
+    )
 
 
 def _check(*, vs: tuple[str, ...], profile: str, **counts: int | None) -> None:
@@ -177,55 +210,94 @@ def _memory(
     if memory is not None and gpu is not None:
         raise ConfigError("give memory (of the cache) or gpu, not both")
     if gpu is None and weights is not None:
-        raise ConfigError("weights are taken from the memory of a gpu: give gpu, or leave weights out")
+        raise ConfigError(
+            "weights are taken from the memory of a gpu: give gpu, or leave weights out"
+        )
     device = weighing = None
     cache = ASSUMED_MEMORY if memory is None else parse_size(memory, "memory")
     if gpu is not None:
         device = gpus.gpu_memory(gpu)
-        weighing = parse_size(weights, "weights") if weights is not None else _weights(model, config)
+        weighing = (
+            parse_size(weights, "weights") if weights is not None else _weights(model, config)
+        )
         cache = gpus.cache_bytes(device, weighing, tp)
     return Memory(
-        cache=cache, assumed=memory is None and gpu is None, gpu=gpu, device=device, tp=tp, replicas=replicas,
-        parameters=model.spec.parameters, weights=weighing, scratch=0,
-    )  # fmt: skip
+        cache=cache,
+        assumed=memory is None and gpu is None,
+        gpu=gpu,
+        device=device,
+        tp=tp,
+        replicas=replicas,
+        parameters=model.spec.parameters,
+        weights=weighing,
+        scratch=0,
+    )
 
 
 def _weights(model: Model, config: Source) -> int:
-    """Bytes of one copy: of the files beside the config where there are any, else by parameter count and quantisation."""
+    """Bytes of one copy: of the files beside the config where there are any, else by parameter
+    count and quantisation.
+    """
     if not isinstance(config, Mapping):
         path = Path(config)
         files = sorted((path if path.is_dir() else path.parent).glob("*.safetensors"))
         if files and (path.is_dir() or path.name == "config.json"):
             return sum(file.stat().st_size for file in files)
     if model.spec.parameters is None:
-        raise UnsupportedError(f"family {model.spec.family!r} does not say how many weights it has; give weights")
+        raise UnsupportedError(
+            f"family {model.spec.family!r} does not say how many weights it has; give weights"
+        )
     return int(model.spec.parameters * gpus.weight_bits(model.given) / 8)
 
 
 def _report(
-    model: Model, layout: CacheLayout, device: Memory, context: int, shown: Sequence[int], profile: str, requests: int,
-    mix: Mapping[int, float] | None, chunk: int, vs: tuple[str, ...],
-) -> Plan:  # fmt: skip
+    model: Model,
+    layout: CacheLayout,
+    device: Memory,
+    context: int,
+    shown: Sequence[int],
+    profile: str,
+    requests: int,
+    mix: Mapping[int, float] | None,
+    chunk: int,
+    vs: tuple[str, ...],
+) -> Plan:
     arena, slope = layout.arena, capacity.allocated_line(layout)
     unit, curve = arena.unit_bytes, _log_lengths(layout.max_model_len)
     if mix and max(mix) > layout.max_model_len:
-        raise ConfigError(f"mix names {max(mix):,} tokens; the model's own limit is {layout.max_model_len:,}")
+        raise ConfigError(
+            f"mix names {max(mix):,} tokens; the model's own limit is {layout.max_model_len:,}"
+        )
     if not capacity.requests_that_fit(layout, 1):
-        raise CapacityError(f"memory of {device.cache:,} bytes does not hold a single token's pages; give more")
+        raise CapacityError(
+            f"memory of {device.cache:,} bytes does not hold a single token's pages; give more"
+        )
     return Plan(
         model=model.name,
         family=model.spec.family,
         max_model_len=layout.max_model_len,
         context=context,
         profile=profile,
-        dtypes={"kv": model.dtypes.kv, "indexer": model.dtypes.index_keys, "conv": model.dtypes.conv_inputs,
-                "state": model.dtypes.state},
+        dtypes={
+            "kv": model.dtypes.kv,
+            "indexer": model.dtypes.index_keys,
+            "conv": model.dtypes.conv_inputs,
+            "state": model.dtypes.state,
+        },
         memory=Memory(**{**vars(device), "scratch": arena.total_bytes - arena.scratch_unit * unit}),
         arena=ArenaPlan(
-            slab_bytes=arena.slab_units * unit, num_slabs=arena.num_slabs,
+            slab_bytes=arena.slab_units * unit,
+            num_slabs=arena.num_slabs,
             bucket_bytes=tuple(units * unit for units in arena.page_units),
         ),
-        layers=plan_layers(model.spec, model.groups, context, given=model.given, normal=model.normal, dtypes=model.dtypes),
+        layers=plan_layers(
+            model.spec,
+            model.groups,
+            context,
+            given=model.given,
+            normal=model.normal,
+            dtypes=model.dtypes,
+        ),
         groups=plan_groups(layout),
         slope_bytes_per_token=slope_bytes(layout),
         fixed_bytes_per_request=bound_bytes(layout),
@@ -233,7 +305,10 @@ def _report(
         allocated_fixed_bytes_per_request=slope[1],
         bytes_at={n: capacity.bytes_at(layout, n) for n in shown},
         requests_that_fit=device.replicas * capacity.requests_that_fit(layout, context),
-        capacity=tuple(capacity.capacity_at(layout, n, memory=device.cache, replicas=device.replicas) for n in shown),
+        capacity=tuple(
+            capacity.capacity_at(layout, n, memory=device.cache, replicas=device.replicas)
+            for n in shown
+        ),
         mix=capacity.mix_that_fits(layout, mix, replicas=device.replicas) if mix else None,
         requests=requests,
         max_context=capacity.longest_context(layout, -(-requests // device.replicas)),
@@ -246,18 +321,28 @@ def _report(
         curves=plan_curves(model, curve),
         uniform=uniform.compare(model, context, memory=device.cache) if "uniform" in vs else None,
         vllm=vllm.compare(model, context, memory=device.cache) if "vllm" in vs else None,
-    )  # fmt: skip
+    )
 
 
 def _log_lengths(most: int, points: int = 64) -> tuple[int, ...]:
     """Lengths up to ``most`` at equal factors."""
     least = min(256, most)
-    return tuple(dict.fromkeys(round(least * (most / least) ** (point / (points - 1))) for point in range(points)))
+    return tuple(
+        dict.fromkeys(
+            round(least * (most / least) ** (point / (points - 1))) for point in range(points)
+        )
+    )
 
 
 def plan_curves(model: Model, lengths: Sequence[int]) -> dict[str, tuple[int, ...]]:
-    """Bytes of entries after each of ``lengths`` tokens, by kind and stream in order of appearance."""
-    kinds = {(layer.index, mixer): kind.name for layer in model.spec.layers for mixer, kind in layer.mixers}
+    """Bytes of entries after each of ``lengths`` tokens, by kind and stream in order of
+    appearance.
+    """
+    kinds = {
+        (layer.index, mixer): kind.name
+        for layer in model.spec.layers
+        for mixer, kind in layer.mixers
+    }
     streams = Counter(
         (f"{kinds[member.layer, member.mixer]} {member.stream.name}", member.stream)
         for group in model.groups

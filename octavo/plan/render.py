@@ -22,9 +22,14 @@ from octavo.plan.words import WASTE, Alike, alike, decided, devices, numbers
 def show(plan: Plan, *, every_layer: bool = False) -> RenderableType:
     """Everything a plan says."""
     return Lines(
-        *_head(plan), layers(plan, every_layer=every_layer), groups(plan), lengths(plan), facts(plan), waste(plan),
+        *_head(plan),
+        layers(plan, every_layer=every_layer),
+        groups(plan),
+        lengths(plan),
+        facts(plan),
+        waste(plan),
         *(comparisons(plan)),
-    )  # fmt: skip
+    )
 
 
 def _table(title: str, left: Sequence[str], right: Sequence[str] = ()) -> Table:
@@ -43,8 +48,13 @@ def _head(plan: Plan) -> Iterator[RenderableType]:
     yield f"{devices(plan)}; {plan.profile} profile; dtypes: {quantised}"
     fixed, slope = plan.fixed_bytes_per_request, plan.slope_bytes_per_token
     if plan.assumed:
-        yield "class defaults taken for: " + ", ".join(f"{name} {value}" for name, value in plan.assumed.items())
-    yield f"one request: {format_size(fixed)} at most that does not grow, and {slope:,.10g} B for every token"
+        yield "class defaults taken for: " + ", ".join(
+            f"{name} {value}" for name, value in plan.assumed.items()
+        )
+    yield (
+        f"one request: {format_size(fixed)} at most that does not grow, and {slope:,.10g} B for"
+        " every token"
+    )
 
 
 def layers(plan: Plan, *, every_layer: bool = False) -> Table:
@@ -65,27 +75,45 @@ def layers(plan: Plan, *, every_layer: bool = False) -> Table:
 def groups(plan: Plan) -> Table:
     """How streams with one law lie in the arena."""
     made = _table(
-        "Groups: one table, one page size each", ["law", "streams"], ["layers", "block tokens", "page", "bucket", "pages"]
+        "Groups: one table, one page size each",
+        ["law", "streams"],
+        ["layers", "block tokens", "page", "bucket", "pages"],
     )
     for group in plan.groups:
         pages = "grow" if group.pages_at_most is None else f"{group.pages_at_most:,} at most"
         made.add_row(
-            group.law, ", ".join(group.streams), str(len(group.layers)), f"{group.block_tokens:,}",
-            format_size(group.page_bytes), f"{group.bucket}: {format_size(group.bucket_bytes)}", pages,
-        )  # fmt: skip
+            group.law,
+            ", ".join(group.streams),
+            str(len(group.layers)),
+            f"{group.block_tokens:,}",
+            format_size(group.page_bytes),
+            f"{group.bucket}: {format_size(group.bucket_bytes)}",
+            pages,
+        )
     return made
 
 
 def lengths(plan: Plan) -> Table:
     """One request at several lengths, and how many of them fit."""
-    right = ["needed at most", "grows", "bounded", "allocated", "over", "fit", "if nothing were rounded"]
+    right = [
+        "needed at most",
+        "grows",
+        "bounded",
+        "allocated",
+        "over",
+        "fit",
+        "if nothing were rounded",
+    ]
     made = _table("One request of so many tokens, and how many fit", [], ["tokens", *right])
     for at, fit in zip(plan.bytes_at.values(), plan.capacity, strict=True):
         made.add_row(
-            f"{at.tokens:,}", *map(format_size, (at.ideal, at.growing, at.bounded, at.allocated)),
-            f"{at.allocated / at.ideal - 1:.1%}", f"{fit.requests:,}", f"{fit.ideal:,.1f}",
+            f"{at.tokens:,}",
+            *map(format_size, (at.ideal, at.growing, at.bounded, at.allocated)),
+            f"{at.allocated / at.ideal - 1:.1%}",
+            f"{fit.requests:,}",
+            f"{fit.ideal:,.1f}",
             style="bold" if at.tokens == plan.context else None,
-        )  # fmt: skip
+        )
     return made
 
 
@@ -99,7 +127,11 @@ def facts(plan: Plan) -> Table:
 
 def waste(plan: Plan) -> Table:
     """Where the arena's bytes go."""
-    made = _table(f"The arena with as many requests of {plan.context:,} tokens as fit", ["bytes for"], ["bytes", "part"])
+    made = _table(
+        f"The arena with as many requests of {plan.context:,} tokens as fit",
+        ["bytes for"],
+        ["bytes", "part"],
+    )
     for name, words in WASTE.items():
         value = getattr(plan.waste, name)
         made.add_row(words, format_size(value), f"{value / plan.waste.total:.2%}")
@@ -113,9 +145,23 @@ def comparisons(plan: Plan) -> Iterator[RenderableType]:
     at = plan.bytes_at[plan.context]
     if plan.uniform is not None:
         uniform = plan.uniform
-        made = _table("Against every layer charged as full attention", [""], ["per token", "one request", "requests"])
-        made.add_row("here", f"{plan.slope_bytes_per_token:,.10g} B", format_size(at.allocated), f"{plan.requests_that_fit:,}")
-        made.add_row("uniform", f"{uniform.bytes_per_token:,} B", format_size(uniform.bytes), f"{uniform.requests:,.1f}")
+        made = _table(
+            "Against every layer charged as full attention",
+            [""],
+            ["per token", "one request", "requests"],
+        )
+        made.add_row(
+            "here",
+            f"{plan.slope_bytes_per_token:,.10g} B",
+            format_size(at.allocated),
+            f"{plan.requests_that_fit:,}",
+        )
+        made.add_row(
+            "uniform",
+            f"{uniform.bytes_per_token:,} B",
+            format_size(uniform.bytes),
+            f"{uniform.requests:,.1f}",
+        )
         made.add_row("factor", "", f"{uniform.bytes / at.allocated:.2f}", "")
         yield made
     if plan.vllm is not None:
@@ -125,18 +171,31 @@ def comparisons(plan: Plan) -> Iterator[RenderableType]:
 def _vllm(plan: Plan, vllm: VllmPlan) -> RenderableType:
     if vllm.reason:
         return f"\n[bold]Against vLLM's rules[/]: they do not apply: {escape(vllm.reason)}"
-    title = f"Against vLLM's rules (0.32): {vllm.num_blocks:,} blocks of {format_size(vllm.block_bytes)}"
-    made = _table(title, ["groups"], ["caches in each", "block tokens", "page", "padding", "planned blocks", "held blocks"])
+    title = (
+        f"Against vLLM's rules (0.32): {vllm.num_blocks:,} blocks of"
+        f" {format_size(vllm.block_bytes)}"
+    )
+    made = _table(
+        title,
+        ["groups"],
+        ["caches in each", "block tokens", "page", "padding", "planned blocks", "held blocks"],
+    )
     for group, times in Counter(vllm.groups).items():
         made.add_row(
-            f"{times} x {group.sort}", str(group.layers), f"{group.block_tokens:,}", format_size(group.page_bytes),
-            format_size(group.padded_bytes), f"{group.planned_blocks:,}", f"{group.held_blocks:,}",
-        )  # fmt: skip
+            f"{times} x {group.sort}",
+            str(group.layers),
+            f"{group.block_tokens:,}",
+            format_size(group.page_bytes),
+            format_size(group.padded_bytes),
+            f"{group.planned_blocks:,}",
+            f"{group.held_blocks:,}",
+        )
     here = plan.bytes_at[plan.context]
     below = (
-        f"one request holds {format_size(vllm.held_bytes)} (here {format_size(here.allocated)}); it plans {vllm.planned:.2f} "
-        f"requests and holds {vllm.resident:,} (here {plan.requests_that_fit // plan.memory.replicas:,}); its prefixes hit by "
-        f"{vllm.min_hit_tokens:,} tokens (here {plan.min_hit_tokens:,})"
+        f"one request holds {format_size(vllm.held_bytes)} (here {format_size(here.allocated)}); it"
+        f" plans {vllm.planned:.2f} requests and holds {vllm.resident:,} (here"
+        f" {plan.requests_that_fit // plan.memory.replicas:,}); its prefixes hit by"
+        f" {vllm.min_hit_tokens:,} tokens (here {plan.min_hit_tokens:,})"
     )
     return Lines(made, below)
 
@@ -158,8 +217,13 @@ def compare(plans: Sequence[Plan]) -> RenderableType:
     row("bytes per token", lambda plan: f"{plan.slope_bytes_per_token:,.10g}")
     row("fixed per request", lambda plan: format_size(plan.fixed_bytes_per_request))
     row("growing part", lambda plan: f"{growing(plan) / 2**30:,.3f} GiB")
-    row("growing part, times the first", lambda plan: f"{growing(plan) / growing(first):.2f}" if growing(first) else "-")
-    row("allocated for one request", lambda plan: format_size(plan.bytes_at[plan.context].allocated))
+    row(
+        "growing part, times the first",
+        lambda plan: f"{growing(plan) / growing(first):.2f}" if growing(first) else "-",
+    )
+    row(
+        "allocated for one request", lambda plan: format_size(plan.bytes_at[plan.context].allocated)
+    )
     row("requests that fit", lambda plan: f"{plan.requests_that_fit:,}")
     row("longest context", lambda plan: f"{plan.max_context:,}")
     row("smallest hit", lambda plan: f"{plan.min_hit_tokens:,}")

@@ -1,7 +1,7 @@
 """What one device keeps where several share a model's heads.
 
-Owns the cutting of streams for tensor parallelism: fields that split by heads are divided, the others are replicated. Knows no
-kind; a field says itself how it is cut.
+Owns the cutting of streams for tensor parallelism: fields that split by heads are divided, the
+others are replicated. Knows no kind; a field says itself how it is cut.
 """
 
 from __future__ import annotations
@@ -15,10 +15,15 @@ from octavo.spec.stream import Field
 
 
 def shard_groups(groups: Sequence[Group], tp: int) -> tuple[Group, ...]:
-    """The groups of one of ``tp`` devices. Raises ConfigError where heads cannot be dealt out evenly."""
+    """The groups of one of ``tp`` devices. Raises ConfigError where heads cannot be dealt out
+    evenly.
+    """
     if tp < 1:
         raise ConfigError(f"tp must be at least 1, not {tp}")
-    return tuple(replace(group, members=tuple(_shard(member, tp) for member in group.members)) for group in groups)
+    return tuple(
+        replace(group, members=tuple(_shard(member, tp) for member in group.members))
+        for group in groups
+    )
 
 
 def _shard(member: Member, tp: int) -> Member:
@@ -32,7 +37,8 @@ def _cut(field: Field, member: Member, tp: int) -> Field:
     heads, *rest = field.shape
     if heads % tp and tp % heads:
         raise ConfigError(
-            f"tp {tp} does not divide the {heads} heads of field {field.name} in layer {member.layer}, nor they it; "
-            f"give a divisor of {heads}, or a multiple to replicate heads"
+            f"tp {tp} does not divide the {heads} heads of field {field.name} in layer"
+            f" {member.layer}, nor they it; give a divisor of {heads}, or a multiple to replicate"
+            " heads"
         )
     return replace(field, shape=(max(1, heads // tp), *rest))

@@ -28,7 +28,11 @@ class Alike:
     @property
     def name(self) -> str:
         """Their kind; ``no cache`` is added where they read another layer's."""
-        return self.first.kind if self.first.shares is None else f"{self.first.kind}, no cache of its own"
+        return (
+            self.first.kind
+            if self.first.shares is None
+            else f"{self.first.kind}, no cache of its own"
+        )
 
     @property
     def words(self) -> str:
@@ -65,12 +69,20 @@ def ranges(indices: Iterable[int]) -> str:
 
 def stream_words(stream: StreamPlan) -> str:
     """What a stream keeps and how long: ``kv: 4,096 B per token, everything``."""
-    per = "once" if stream.state else "per token" if stream.stride == 1 else f"per {stream.stride} tokens"
+    per = (
+        "once"
+        if stream.state
+        else "per token"
+        if stream.stride == 1
+        else f"per {stream.stride} tokens"
+    )
     return f"{stream.name}: {stream.bytes_per_entry:,} B {per}, {stream.law}"
 
 
 def decided(decisions: Iterable[Decision]) -> str:
-    """Config fields and values; ``*`` marks class defaults. The place in a list of layers is left out."""
+    """Config fields and values; ``*`` marks class defaults. The place in a list of layers is left
+    out.
+    """
     shown = ((re.sub(r"\[\d+]$", "[i]", each.field), each) for each in decisions)
     return ", ".join(f"{name}={each.value}{'' if each.given else '*'}" for name, each in shown)
 
@@ -84,8 +96,9 @@ def devices(plan: Plan) -> str:
     if memory.gpu:
         assert memory.device is not None and memory.weights is not None, "a GPU has both"
         text += (
-            f" on each of {memory.tp * memory.replicas} x {memory.gpu} ({format_size(memory.device)}; "
-            f"weights {format_size(memory.weights)} over {memory.tp})"
+            f" on each of {memory.tp * memory.replicas} x {memory.gpu}"
+            f" ({format_size(memory.device)}; weights {format_size(memory.weights)} over"
+            f" {memory.tp})"
         )
     if memory.tp > 1:
         text += f", tensor parallel {memory.tp}: bytes are those of one device"
@@ -107,20 +120,38 @@ WASTE: Final = {
 def numbers(plan: Plan) -> Iterator[tuple[str, str]]:
     """Everything that is one number: what, and how much."""
     step, several = plan.step, "s" if plan.requests > 1 else ""
-    yield f"allocated for one request of {plan.context:,} tokens", format_size(plan.bytes_at[plan.context].allocated)
+    yield (
+        f"allocated for one request of {plan.context:,} tokens",
+        format_size(plan.bytes_at[plan.context].allocated),
+    )
     yield f"requests of {plan.context:,} tokens that fit", f"{plan.requests_that_fit:,}"
     if plan.mix is not None:
         mix = ", ".join(f"{share:.0%} of {length:,}" for length, share in plan.mix.shares.items())
         yield f"requests that fit of a mix: {mix}", f"{plan.mix.requests:,}"
-    yield f"longest context for {plan.requests:,} request{several} at once", f"{plan.max_context:,} tokens"
+    yield (
+        f"longest context for {plan.requests:,} request{several} at once",
+        f"{plan.max_context:,} tokens",
+    )
     yield "smallest prefix that can hit", f"{plan.min_hit_tokens:,} tokens"
     yield "pages that a resume point keeps for itself", format_size(plan.resume_point_bytes)
     yield "allocated: fixed per request", format_size(plan.allocated_fixed_bytes_per_request)
     yield "allocated: per token", f"{plan.allocated_slope_bytes_per_token:,.10g} B"
     yield "step: a shared block of every group being copied", format_size(step.copies)
-    yield "step: a resume point inside a prompt, beside the ring, at most", format_size(step.checkpoint)
-    yield f"step: fresh entries of a {step.chunk:,}-token chunk, outside the arena", format_size(step.fresh)
+    yield (
+        "step: a resume point inside a prompt, beside the ring, at most",
+        format_size(step.checkpoint),
+    )
+    yield (
+        f"step: fresh entries of a {step.chunk:,}-token chunk, outside the arena",
+        format_size(step.fresh),
+    )
     if plan.uniform is not None:
-        yield "one request if every layer were charged as full attention", format_size(plan.uniform.bytes)
+        yield (
+            "one request if every layer were charged as full attention",
+            format_size(plan.uniform.bytes),
+        )
     if plan.vllm is not None and plan.vllm.reason is None:
-        yield "requests that vLLM's rules plan, and hold", f"{plan.vllm.planned:,.2f}, {plan.vllm.resident:,}"
+        yield (
+            "requests that vLLM's rules plan, and hold",
+            f"{plan.vllm.planned:,.2f}, {plan.vllm.resident:,}",
+        )

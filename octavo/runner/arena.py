@@ -20,13 +20,16 @@ from octavo.spec.stream import DTYPE_BYTES
 
 
 def memory(total_bytes: int, device: torch.device | str = "cpu") -> torch.Tensor:
-    """uint8 [total_bytes], uninitialised; on a CPU in huge pages, where the system has them for those who ask.
+    """uint8 [total_bytes], uninitialised; on a CPU in huge pages, where the system has them for
+    those who ask.
 
-    Attention reads pages from all over an arena, and the processor's own table of memory pages (TLB) is small.
+    Attention reads pages from all over an arena, and the processor's own table of memory pages
+    (TLB) is small.
     """
     if torch.device(device).type != "cpu" or not hasattr(mmap, "MADV_HUGEPAGE") or total_bytes == 0:
         return torch.empty(total_bytes, dtype=torch.uint8, device=device)
-    # Private: shared memory gets no huge pages, and a child of fork would write into its parent's cache.
+    # Private: shared memory gets no huge pages, and a child of fork would write into its parent's
+    # cache.
     mapped = mmap.mmap(-1, total_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     # A kernel without them says so; the memory is there all the same.
     with suppress(OSError):
@@ -35,16 +38,22 @@ def memory(total_bytes: int, device: torch.device | str = "cpu") -> torch.Tensor
 
 
 class Arena:
-    """One buffer of ``layout.arena.total_bytes`` on a device, uninitialised. It outlives models; views are cut on demand."""
+    """One buffer of ``layout.arena.total_bytes`` on a device, uninitialised. It outlives models;
+    views are cut on demand.
+    """
 
     def __init__(self, layout: CacheLayout, device: torch.device | str = "cpu") -> None:
         self.layout = layout.arena
         self.buffer = memory(layout.arena.total_bytes, device)
 
     def view(self, slot: FieldSlot) -> FieldView:
-        """The slot's field in every page: strides run from one unit to the next, so any unit may begin a page."""
+        """The slot's field in every page: strides run from one unit to the next, so any unit may
+        begin a page.
+        """
         size, unit = DTYPE_BYTES[slot.field.dtype], self.layout.unit_bytes
-        assert unit % size == 0 and slot.offset % size == 0, "units and fields are aligned to their elements"
+        assert unit % size == 0 and slot.offset % size == 0, (
+            "units and fields are aligned to their elements"
+        )
         heads, *rest = slot.field.shape if slot.field.shard == "heads" else (1, *slot.field.shape)
         entry = prod(rest)
         strides, step = [], entry

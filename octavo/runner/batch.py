@@ -1,6 +1,7 @@
 """From a step plan to tensors, once per step, so that layers run no Python per token.
 
-Owns the choice of what is attended together. Knows laws (for what a step reads) and plans; knows no kinds.
+Owns the choice of what is attended together. Knows laws (for what a step reads) and plans; knows no
+kinds.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from octavo.sched.step import GroupStep, StepPlan
 from octavo.spec.law import Law
 
 BUCKET_FILL = 0.75
-"""A decode joins a bucket while its own blocks are at least this share of the bucket's longest row."""
+"""A decode joins a bucket while its own blocks are at least this share of the bucket's longest row.
+"""
 
 BUCKET_TOKENS = 1 << 16
 """Most gathered tokens of one bucket, so that one head's copy stays near the caches."""
@@ -66,7 +68,9 @@ def columns(group: GroupStep, blocks: np.ndarray) -> np.ndarray:
 
 
 class PlannedGroup(GroupBatch):
-    """One group's reads and writes as its step plan has them, each part made when a layer first asks for it."""
+    """One group's reads and writes as its step plan has them, each part made when a layer first
+    asks for it.
+    """
 
     def __init__(self, plan: StepPlan, group: GroupStep, law: Law, device: torch.device) -> None:
         self._plan, self._group, self._law, self._device = plan, group, law, device
@@ -75,7 +79,8 @@ class PlannedGroup(GroupBatch):
         self._fresh = np.asarray(group.fresh, dtype=bool)
         self._late = np.repeat(self._fresh, lengths)
         self._is_stored = np.asarray(group.write_page) != NO_PAGE
-        # Laws that keep a prefix read from two places, which a bucket's one run of blocks cannot say.
+        # Laws that keep a prefix read from two places, which a bucket's one run of blocks cannot
+        # say.
         self._together = (lengths == 1) & ~self._fresh & (not law.prefix)
         self._closed: dict[int, Closed] = {}
 
@@ -102,7 +107,9 @@ class PlannedGroup(GroupBatch):
     @cached_property
     def decodes(self) -> Sequence[DecodeBucket]:
         """Decodes without a prefix are bucketed, everything else is attended request by request."""
-        return _decodes(self._plan, self._group, self._law, np.flatnonzero(self._together), self._device)
+        return _decodes(
+            self._plan, self._group, self._law, np.flatnonzero(self._together), self._device
+        )
 
     @cached_property
     def requests(self) -> Sequence[RequestRead]:
@@ -133,11 +140,15 @@ class PlannedGroup(GroupBatch):
 
     def closed(self, stride: int) -> Closed:
         if stride not in self._closed:
-            self._closed[stride] = _close(self._plan, self._group, stride, self._is_stored, self._device)
+            self._closed[stride] = _close(
+                self._plan, self._group, stride, self._is_stored, self._device
+            )
         return self._closed[stride]
 
     def locate(self, requests: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        assert self._law.prefix is None, "only a law that lets nothing go has every block in a column of its own"
+        assert self._law.prefix is None, (
+            "only a law that lets nothing go has every block in a column of its own"
+        )
         positions = positions.clamp(min=0)
         pages = self.table[self.rows[requests], positions // self.block_tokens]
         return pages.long(), positions % self.block_tokens
@@ -161,13 +172,20 @@ def _past(plan: StepPlan, group: GroupStep, law: Law, device: torch.device) -> P
     )
 
 
-def _close(plan: StepPlan, group: GroupStep, stride: int, stored: np.ndarray, device: torch.device) -> Closed:
+def _close(
+    plan: StepPlan, group: GroupStep, stride: int, stored: np.ndarray, device: torch.device
+) -> Closed:
     assert group.block_tokens % stride == 0, "blocks cut no entry"
     first, stop = plan.start.astype(np.int64) // stride, plan.stop.astype(np.int64) // stride
     counts = stop - first
     cuts = np.concatenate(([0], np.cumsum(counts)))
     numbers = np.arange(cuts[-1]) - np.repeat(cuts[:-1], counts) + np.repeat(first, counts)
-    tokens = (numbers + 1) * stride - 1 - np.repeat(plan.start, counts) + np.repeat(plan.query_start[:-1], counts)
+    tokens = (
+        (numbers + 1) * stride
+        - 1
+        - np.repeat(plan.start, counts)
+        + np.repeat(plan.query_start[:-1], counts)
+    )
     kept = np.flatnonzero(stored[tokens])
     return Closed(
         tokens=_tensor(tokens, device),
@@ -190,7 +208,9 @@ def _writes(group: GroupStep, chosen: np.ndarray, device: torch.device) -> Write
     )
 
 
-def _request(plan: StepPlan, group: GroupStep, law: Law, i: int, device: torch.device) -> RequestRead:
+def _request(
+    plan: StepPlan, group: GroupStep, law: Law, i: int, device: torch.device
+) -> RequestRead:
     start, stop, fresh = int(plan.start[i]), int(plan.stop[i]), bool(group.fresh[i])
     own = () if fresh else ((start, stop),)
     intervals = union((*law.needs(start), *own))
@@ -207,7 +227,9 @@ def _request(plan: StepPlan, group: GroupStep, law: Law, i: int, device: torch.d
 
 @dataclass(frozen=True, eq=False)
 class _Decodes:
-    """Reads [first, stop) of many one-token requests, as arrays over them. which: their indices in the plan."""
+    """Reads [first, stop) of many one-token requests, as arrays over them. which: their indices in
+    the plan.
+    """
 
     which: np.ndarray
     first: np.ndarray
@@ -216,7 +238,9 @@ class _Decodes:
     count: np.ndarray
 
 
-def _decodes(plan: StepPlan, group: GroupStep, law: Law, which: np.ndarray, device: torch.device) -> list[DecodeBucket]:
+def _decodes(
+    plan: StepPlan, group: GroupStep, law: Law, which: np.ndarray, device: torch.device
+) -> list[DecodeBucket]:
     if not which.size:
         return []
     start, size = plan.start[which].astype(np.int64), group.block_tokens
@@ -231,7 +255,14 @@ def _decodes(plan: StepPlan, group: GroupStep, law: Law, which: np.ndarray, devi
         fitting = int(np.searchsorted(-count, -BUCKET_FILL * longest, side="right"))
         high = min(fitting, low + max(1, BUCKET_TOKENS // (longest * size)))
         cut = slice(low, high)
-        found.append(_bucket(plan, group, _Decodes(which[cut], first[cut], stop[cut], block[cut], count[cut]), device))
+        found.append(
+            _bucket(
+                plan,
+                group,
+                _Decodes(which[cut], first[cut], stop[cut], block[cut], count[cut]),
+                device,
+            )
+        )
         low = high
     return found
 

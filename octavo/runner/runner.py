@@ -1,6 +1,7 @@
 """Executes step plans: copies, model, logits, tokens.
 
-Owns the model and its arena. Knows plans and layouts; knows no requests beyond a plan's and no scheduler.
+Owns the model and its arena. Knows plans and layouts; knows no requests beyond a plan's and no
+scheduler.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ Streams = dict[tuple[int, str], dict[str, tuple[int, dict[str, FieldView]]]]
 
 
 class Runner:
-    """A model on a device with its arena. seed: what requests without a seed of their own draw from."""
+    """A model on a device with its arena. seed: what requests without a seed of their own draw
+    from.
+    """
 
     def __init__(
         self,
@@ -50,8 +53,9 @@ class Runner:
         self.model: Decoder = resolve(family.module)(spec, dtype=dtype, device="meta")
         fill(self.model, weights, family=family, device=self.device)
         for module in self.model.modules():
-            # Where Python looks first; nn.Module's own lookup costs a microsecond, hundreds of times a step. From here on
-            # weights change by assignment or in place; other ways would leave these behind.
+            # Where Python looks first; nn.Module's own lookup costs a microsecond, hundreds of
+            # times a step. From here on weights change by assignment or in place; other ways would
+            # leave these behind.
             module.__dict__.update(module._parameters, **module._modules)
         self.arena = Arena(layout, self.device) if arena is None else arena
         self._streams = self._cut()
@@ -76,13 +80,16 @@ class Runner:
             for mixer, _ in layer.mixers:
                 source = layer.index if layer.shares is None else layer.shares
                 if (source, mixer) not in streams and layer.shares is not None:
-                    raise ConfigError(f"layer {layer.index} shares the cache of layer {source}, which keeps none")
+                    raise ConfigError(
+                        f"layer {layer.index} shares the cache of layer {source}, which keeps none"
+                    )
                 streams[layer.index, mixer] = streams.get((source, mixer), {})
         return streams
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
-        """Run one step: copies first and in order, then the model, then a token for every request that samples and its forks.
+        """Run one step: copies first and in order, then the model, then a token for every request
+        that samples and its forks.
 
         Requests that neither sample nor want logprobs of their prompt cost no head.
         """
@@ -96,7 +103,11 @@ class Runner:
         logits = self.model.head(hidden.index_select(0, step.last), wide=not compared)
         reported = [choice for choice in choices if choice.params.logprobs is not None]
         # Before anything changes the logits, and of the rows that ask only.
-        raw = torch.log_softmax(logits[[choice.row for choice in reported]], dim=1) if reported else None
+        raw = (
+            torch.log_softmax(logits[[choice.row for choice in reported]], dim=1)
+            if reported
+            else None
+        )
         row_of = {i: row for row, i in enumerate(rows)}
         adjust(
             logits,
@@ -106,7 +117,9 @@ class Runner:
         )
         made = sample(logits, choices, seed=self.seed)
         tokens = {choice.request_id: token for choice, token in zip(choices, made, strict=True)}
-        return StepResult(step=plan.step, tokens=tokens, logprobs=_report(raw, reported, tokens), scored=scored)
+        return StepResult(
+            step=plan.step, tokens=tokens, logprobs=_report(raw, reported, tokens), scored=scored
+        )
 
     @torch.inference_mode()
     def logits(self, plan: StepPlan) -> Tensor:
@@ -116,19 +129,27 @@ class Runner:
 
     def _run(self, plan: StepPlan) -> tuple[Tensor, Step]:
         """Copies and layers: hidden states [T, d] of all tokens."""
-        assert len(plan.groups) == len(self.layout.groups), "a plan speaks of the layout's groups, in order"
+        assert len(plan.groups) == len(self.layout.groups), (
+            "a plan speaks of the layout's groups, in order"
+        )
         self.arena.copy(plan.copies)
         step = make_step(plan, self.device)
         return self.model(step, self._caches(plan)), step
 
     def _score(self, plan: StepPlan, hidden: Tensor) -> dict[str, list[TokenLogprobs]]:
-        """``plan.scored`` by request id. Logits exist for a slice of positions at a time, whatever requests these are of."""
+        """``plan.scored`` by request id. Logits exist for a slice of positions at a time, whatever
+        requests these are of.
+        """
         if not plan.scored:
             return {}
         lengths = [len(tokens) for tokens in plan.scored.values()]
-        places = np.concatenate([plan.query_start[i] + np.arange(len(tokens)) for i, tokens in plan.scored.items()])
+        places = np.concatenate(
+            [plan.query_start[i] + np.arange(len(tokens)) for i, tokens in plan.scored.items()]
+        )
         wanted = np.concatenate(list(plan.scored.values())).tolist()
-        counts = np.repeat([plan.sampling[i].prompt_logprobs or 0 for i in plan.scored], lengths).tolist()
+        counts = np.repeat(
+            [plan.sampling[i].prompt_logprobs or 0 for i in plan.scored], lengths
+        ).tolist()
         index = torch.from_numpy(places.astype(np.int64)).to(self.device)
         found: list[TokenLogprobs] = []
         for part in slices(len(wanted), self.spec.vocab_size):
@@ -136,7 +157,8 @@ class Runner:
             found += token_logprobs(torch.log_softmax(logits, dim=1), wanted[part], counts[part])
         ends = np.cumsum(lengths).tolist()
         return {
-            plan.request_ids[i]: found[stop - length : stop] for i, stop, length in zip(plan.scored, ends, lengths, strict=True)
+            plan.request_ids[i]: found[stop - length : stop]
+            for i, stop, length in zip(plan.scored, ends, lengths, strict=True)
         }
 
     def _caches(self, plan: StepPlan) -> LayerCaches:
@@ -161,20 +183,30 @@ class Runner:
 
 
 def _choices(plan: StepPlan, rows: Sequence[int]) -> list[Choice]:
-    """What is to be chosen from the logits of requests ``rows``: a token for each, and for each of its forks."""
+    """What is to be chosen from the logits of requests ``rows``: a token for each, and for each of
+    its forks.
+    """
     choices = []
     for row, i in enumerate(rows):
         params, place, forks = plan.sampling[i], int(plan.output_len[i]), plan.forks.get(i, ())
         assert not (forks and plan.branch[i]), "branch 0 forks"
         for branch, name in enumerate((plan.request_ids[i], *forks), int(plan.branch[i])):
-            choices.append(Choice(row=row, request_id=name, params=params, place=place, branch=branch))
+            choices.append(
+                Choice(row=row, request_id=name, params=params, place=place, branch=branch)
+            )
     return choices
 
 
-def _report(raw: Tensor | None, reported: Sequence[Choice], tokens: Mapping[str, int]) -> dict[str, TokenLogprobs]:
-    """Logprobs of chosen tokens by request id. raw: those of all tokens, a row for each of ``reported``."""
+def _report(
+    raw: Tensor | None, reported: Sequence[Choice], tokens: Mapping[str, int]
+) -> dict[str, TokenLogprobs]:
+    """Logprobs of chosen tokens by request id. raw: those of all tokens, a row for each of
+    ``reported``.
+    """
     if raw is None:
         return {}
     names = [choice.request_id for choice in reported]
-    found = token_logprobs(raw, [tokens[name] for name in names], [choice.params.logprobs or 0 for choice in reported])
+    found = token_logprobs(
+        raw, [tokens[name] for name in names], [choice.params.logprobs or 0 for choice in reported]
+    )
     return dict(zip(names, found, strict=True))

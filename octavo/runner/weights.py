@@ -1,7 +1,7 @@
 """Weights from safetensors checkpoints, by the module names of their family.
 
-Owns finding the files, renaming, and complaints about what is missing or left over. GGUF files are ``runner/gguf.py``'s, other
-arrangements of weights ``runner/repack.py``'s.
+Owns finding the files, renaming, and complaints about what is missing or left over. GGUF files are
+``runner/gguf.py``'s, other arrangements of weights ``runner/repack.py``'s.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ def no_progress(done: int, total: int) -> None:
 
 
 def safetensors_files(directory: Path) -> list[Path]:
-    """The files of a checkpoint: those its index names, or the one ``model.safetensors``. Raises ConfigError where none is."""
+    """The files of a checkpoint: those its index names, or the one ``model.safetensors``. Raises
+    ConfigError where none is.
+    """
     index = directory / "model.safetensors.index.json"
     if index.is_file():
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
@@ -44,17 +46,25 @@ def safetensors_files(directory: Path) -> list[Path]:
         files = [directory / "model.safetensors"]
     for file in files:
         if not file.is_file():
-            raise ConfigError(f"{file} does not exist; octavo reads model.safetensors, sharded or whole")
+            raise ConfigError(
+                f"{file} does not exist; octavo reads model.safetensors, sharded or whole"
+            )
     return files
 
 
 def safetensors_weights(
-    directory: str | Path, family: Family, *, block: Block = (128, 128), progress: Progress = no_progress
+    directory: str | Path,
+    family: Family,
+    *,
+    block: Block = (128, 128),
+    progress: Progress = no_progress,
 ) -> Iterator[tuple[str, Tensor]]:
-    """All weights of a checkpoint directory under module names, in their stored dtype; quantised ones as floats.
+    """All weights of a checkpoint directory under module names, in their stored dtype; quantised
+    ones as floats.
 
-    block: rows and columns of fp8 weights that share a scale. Fused MXFP4 experts come as ``[experts, inputs, outputs]``, the
-    arrangement that Transformers has for them where they are not quantised.
+    block: rows and columns of fp8 weights that share a scale. Fused MXFP4 experts come as
+    ``[experts, inputs, outputs]``, the arrangement that Transformers has for them where they are
+    not quantised.
     """
     files = safetensors_files(Path(directory))
     handles = [safe_open(file, framework="pt") for file in files]
@@ -63,18 +73,27 @@ def safetensors_weights(
     packed = "mxfp4" in family.quantised
     for done, (_, name) in enumerate(names):
         module = family.module_name(name)
-        if packed and name.endswith("_scales") and f"{name.removesuffix('_scales')}_blocks" in where:
+        if (
+            packed
+            and name.endswith("_scales")
+            and f"{name.removesuffix('_scales')}_blocks" in where
+        ):
             module = None
         if module is not None and not are_scales(name, where):
             tensor, scales = read(name, where, block), f"{name.removesuffix('_blocks')}_scales"
             if packed and name.endswith("_blocks") and scales in where:
-                module, tensor = module.removesuffix("_blocks"), dequantise(tensor, where[scales].get_tensor(scales)).mT
+                module, tensor = (
+                    module.removesuffix("_blocks"),
+                    dequantise(tensor, where[scales].get_tensor(scales)).mT,
+                )
             yield module, tensor
         progress(done + 1, len(names))
 
 
 class _Places:
-    """The weights of a model on the meta device, as they are given, whole or in parts, in the dtype of each."""
+    """The weights of a model on the meta device, as they are given, whole or in parts, in the dtype
+    of each.
+    """
 
     def __init__(self, model: Decoder, device: torch.device) -> None:
         self.model, self.device = model, device
@@ -86,13 +105,18 @@ class _Places:
     def put(self, name: str, piece: Piece) -> None:
         """Place what the tensor ``name`` has for one weight."""
         weight, shape = piece.weight, self.shapes.get(piece.weight)
-        if shape is None or any(stop > size for (_, stop), size in zip(piece.region, shape, strict=False)):
+        if shape is None or any(
+            stop > size for (_, stop), size in zip(piece.region, shape, strict=False)
+        ):
             raise ConfigError(
-                f"tensor {name} of the checkpoint has no place in the model; the config and the weights do not match"
+                f"tensor {name} of the checkpoint has no place in the model; the config and the"
+                " weights do not match"
             )
         asked = (*(stop - start for start, stop in piece.region), *shape[len(piece.region) :])
         if piece.values.shape != asked:
-            raise ConfigError(f"tensor {name} has shape {tuple(piece.values.shape)}, the config asks for {asked}")
+            raise ConfigError(
+                f"tensor {name} has shape {tuple(piece.values.shape)}, the config asks for {asked}"
+            )
         self._open[weight] -= prod(asked)
         if (weight, piece.region) in self._given or self._open[weight] < 0:
             raise ConfigError(f"tensor {name} is twice in the checkpoint")
@@ -121,8 +145,8 @@ class _Places:
 def fill(model: Decoder, weights: Weights, *, family: Family, device: torch.device) -> None:
     """Put weights into a model built on the meta device, in the dtypes that it was built with.
 
-    Raises ConfigError naming tensors that are missing, unknown, given twice, of a wrong shape or tied to what they differ from;
-    the model is then unusable.
+    Raises ConfigError naming tensors that are missing, unknown, given twice, of a wrong shape or
+    tied to what they differ from; the model is then unusable.
     """
     places, repeated = _Places(model, device), dict[str, Tensor]()
     for name, tensor in weights:
@@ -138,10 +162,11 @@ def fill(model: Decoder, weights: Weights, *, family: Family, device: torch.devi
             places.put(name, piece)
     places.check()
     for name, tensor in repeated.items():
-        # Which of two different ones is right, the config's or the checkpoint's, nobody can tell from here.
+        # Which of two different ones is right, the config's or the checkpoint's, nobody can tell
+        # from here.
         weight = model.get_parameter(model.tied[name])
         if not torch.equal(tensor.to(device=device, dtype=weight.dtype), weight):
             raise ConfigError(
-                f"{name} of the checkpoint is not {model.tied[name]}, which tie_word_embeddings says; set it to false in "
-                "config.json to use both"
+                f"{name} of the checkpoint is not {model.tied[name]}, which tie_word_embeddings"
+                " says; set it to false in config.json to use both"
             )

@@ -46,11 +46,15 @@ class Request:
     eos_token_ids: ids that end it unless ``params.ignore_eos``.
     cache_salt: requests with different salts never share cached bytes.
     marks: positions in the prompt worth a resume point, known to the application.
-    branch: which of ``params.n`` continuations it is. Branch 0 computes the prompt; the others fork from it.
+    branch: which of ``params.n`` continuations it is. Branch 0 computes the prompt; the others fork
+        from it.
     plain: nothing about its sampling depends on what came before.
-    logprobs: of every output token, where asked for. scored: of the prompt tokens from the second on, likewise.
-    num_cached_tokens: tokens the prefix cache spared at first admission. num_preemptions: times it lost its pages.
-    unit_keys: names of its whole hash units, filled in by the cache. cache_report: what it held when it ended.
+    logprobs: of every output token, where asked for. scored: of the prompt tokens from the second
+        on, likewise.
+    num_cached_tokens: tokens the prefix cache spared at first admission. num_preemptions: times it
+        lost its pages.
+    unit_keys: names of its whole hash units, filled in by the cache. cache_report: what it held
+        when it ended.
     """
 
     request_id: str
@@ -73,18 +77,30 @@ class Request:
 
     def __post_init__(self) -> None:
         if len(self.prompt_token_ids) == 0:
-            raise ConfigError(f"request {self.request_id}: the prompt is empty; give at least one token")
+            raise ConfigError(
+                f"request {self.request_id}: the prompt is empty; give at least one token"
+            )
         self._tokens = np.array(self.prompt_token_ids, np.int32)
         params = self.params
-        self.plain = not (params.n > 1 or params.penalized or params.min_tokens or params.prompt_logprobs is not None)
+        self.plain = not (
+            params.n > 1
+            or params.penalized
+            or params.min_tokens
+            or params.prompt_logprobs is not None
+        )
 
     def fork(self, branch: int) -> Request:
         """Another continuation of the same prompt."""
         assert branch and not self.branch and not self.output_token_ids
         return Request(
-            request_id=branch_id(self.request_id, branch), prompt_token_ids=self.prompt_token_ids, params=self.params,
-            eos_token_ids=self.eos_token_ids, priority=self.priority, cache_salt=self.cache_salt, branch=branch,
-        )  # fmt: skip
+            request_id=branch_id(self.request_id, branch),
+            prompt_token_ids=self.prompt_token_ids,
+            params=self.params,
+            eos_token_ids=self.eos_token_ids,
+            priority=self.priority,
+            cache_salt=self.cache_salt,
+            branch=branch,
+        )
 
     @property
     def to_score(self) -> int:
@@ -98,12 +114,17 @@ class Request:
         """Tokens that would end the text before ``min_tokens``."""
         if len(self.output_token_ids) >= self.params.min_tokens:
             return ()
-        return (*self.params.stop_token_ids, *(() if self.params.ignore_eos else sorted(self.eos_token_ids)))
+        return (
+            *self.params.stop_token_ids,
+            *(() if self.params.ignore_eos else sorted(self.eos_token_ids)),
+        )
 
     def append(self, token: int) -> None:
         """Add a generated token."""
         if self.num_tokens == len(self._tokens):
-            self._tokens = np.concatenate([self._tokens, np.empty(max(64, len(self._tokens)), np.int32)])
+            self._tokens = np.concatenate(
+                [self._tokens, np.empty(max(64, len(self._tokens)), np.int32)]
+            )
         self._tokens[self.num_tokens] = token
         self.output_token_ids.append(token)
 

@@ -1,6 +1,7 @@
 """How a request wants its tokens chosen and where it wants to stop: plain data.
 
-Owns ``SamplingParams`` and its validation. Knows no logits (``runner/sampler.py``) and no tokenizer.
+Owns ``SamplingParams`` and its validation. Knows no logits (``runner/sampler.py``) and no
+tokenizer.
 """
 
 from __future__ import annotations
@@ -20,16 +21,22 @@ class SamplingParams:
     """Choices of one request, in the words vLLM's users know.
 
     n: how many continuations of the prompt; they share its pages.
-    temperature: 0 is greedy. top_p, top_k: nucleus and top-k cuts; 1.0 and 0 (or -1) switch them off.
+    temperature: 0 is greedy. top_p, top_k: nucleus and top-k cuts; 1.0 and 0 (or -1) switch them
+        off.
     min_p: tokens less likely than this share of the likeliest one are cut; 0 switches it off.
-    repetition_penalty: divides positive logits, multiplies negative ones, of every token in prompt and output; 1 is off.
-    presence_penalty, frequency_penalty: subtracted from the logit of every token in the output, once or per occurrence.
+    repetition_penalty: divides positive logits, multiplies negative ones, of every token in prompt
+        and output; 1 is off.
+    presence_penalty, frequency_penalty: subtracted from the logit of every token in the output,
+        once or per occurrence.
     logit_bias: token id -> number added to its logit.
     seed: makes this request's tokens reproducible whatever else is in the batch.
-    max_tokens: None means as many as the model and the memory allow. min_tokens: before that many, nothing ends the text.
-    stop: strings that end the text (not included in it). stop_token_ids: ids that end it. ignore_eos: go on at end of sequence.
-    logprobs: None, or how many likeliest tokens to report at every token beside the chosen one. prompt_logprobs: the same for
-        every prompt token but the first; such a request computes its whole prompt.
+    max_tokens: None means as many as the model and the memory allow. min_tokens: before that many,
+        nothing ends the text.
+    stop: strings that end the text (not included in it). stop_token_ids: ids that end it.
+        ignore_eos: go on at end of sequence.
+    logprobs: None, or how many likeliest tokens to report at every token beside the chosen one.
+        prompt_logprobs: the same for every prompt token but the first; such a request computes its
+            whole prompt.
     """
 
     n: int = 1
@@ -51,26 +58,54 @@ class SamplingParams:
     prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
+        object.__setattr__(
+            self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        )
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        object.__setattr__(self, "logit_bias", {int(token): float(bias) for token, bias in self.logit_bias.items()})
+        object.__setattr__(
+            self, "logit_bias", {int(token): float(bias) for token, bias in self.logit_bias.items()}
+        )
         _check(self.n >= 1, f"n must be at least 1, not {self.n}")
-        _check(isfinite(self.temperature) and self.temperature >= 0, f"temperature must be at least 0, not {self.temperature}")
+        _check(
+            isfinite(self.temperature) and self.temperature >= 0,
+            f"temperature must be at least 0, not {self.temperature}",
+        )
         _check(0 < self.top_p <= 1, f"top_p must be in (0, 1], not {self.top_p}")
-        _check(self.top_k >= -1, f"top_k must be -1, 0 (both: off) or a positive count, not {self.top_k}")
+        _check(
+            self.top_k >= -1,
+            f"top_k must be -1, 0 (both: off) or a positive count, not {self.top_k}",
+        )
         _check(0 <= self.min_p <= 1, f"min_p must be in [0, 1], not {self.min_p}")
-        _check(0 < self.repetition_penalty < inf, f"repetition_penalty must be above 0, not {self.repetition_penalty}")
+        _check(
+            0 < self.repetition_penalty < inf,
+            f"repetition_penalty must be above 0, not {self.repetition_penalty}",
+        )
         for name in ("presence_penalty", "frequency_penalty"):
-            _check(-2 <= getattr(self, name) <= 2, f"{name} must be in [-2, 2], not {getattr(self, name)}")
+            _check(
+                -2 <= getattr(self, name) <= 2,
+                f"{name} must be in [-2, 2], not {getattr(self, name)}",
+            )
         for token, bias in self.logit_bias.items():
-            _check(-100 <= bias <= 100, f"logit_bias of token {token} must be in [-100, 100], not {bias}")
-        _check(self.max_tokens is None or self.max_tokens >= 1, f"max_tokens must be at least 1, not {self.max_tokens}")
+            _check(
+                -100 <= bias <= 100,
+                f"logit_bias of token {token} must be in [-100, 100], not {bias}",
+            )
+        _check(
+            self.max_tokens is None or self.max_tokens >= 1,
+            f"max_tokens must be at least 1, not {self.max_tokens}",
+        )
         most = self.max_tokens or inf
-        _check(0 <= self.min_tokens <= most, f"min_tokens must be in [0, max_tokens], not {self.min_tokens}")
+        _check(
+            0 <= self.min_tokens <= most,
+            f"min_tokens must be in [0, max_tokens], not {self.min_tokens}",
+        )
         _check(all(self.stop), "stop must not contain an empty string")
         for name in ("logprobs", "prompt_logprobs"):
             count = getattr(self, name)
-            _check(count is None or 0 <= count <= NUM_LOGPROBS, f"{name} must be in [0, {NUM_LOGPROBS}], not {count}")
+            _check(
+                count is None or 0 <= count <= NUM_LOGPROBS,
+                f"{name} must be in [0, {NUM_LOGPROBS}], not {count}",
+            )
 
     @property
     def greedy(self) -> bool:
@@ -79,7 +114,9 @@ class SamplingParams:
 
     @property
     def plain(self) -> bool:
-        """True where the likeliest token is all that is asked of the model's logits, as they are."""
+        """True where the likeliest token is all that is asked of the model's logits, as they
+        are.
+        """
         return self.greedy and not (self.penalized or self.logit_bias or self.logprobs is not None)
 
     @property

@@ -1,14 +1,15 @@
 """Continuous batching: which requests compute which tokens next.
 
-Owns the queues, the token budget, preemption and the making of ``StepPlan``. Knows no clock, no tensors and no I/O;
-asks the cache only through ``KVCacheManager``.
+Owns the queues, the token budget, preemption and the making of ``StepPlan``. Knows no clock, no
+tensors and no I/O; asks the cache only through ``KVCacheManager``.
 
-Running requests go first, in order of priority and arrival, so the first of them always makes progress: when pages run
-out, the last one gives its pages up and starts again later (recompute), usually from its own cached prefix. A request
-that could never be served alone is refused when it is added, so nothing here can deadlock.
+Running requests go first, in order of priority and arrival, so the first of them always makes
+progress: when pages run out, the last one gives its pages up and starts again later (recompute),
+usually from its own cached prefix. A request that could never be served alone is refused when it is
+added, so nothing here can deadlock.
 
-Several steps may be planned before the first receipt arrives; they are carried out and received in order. A request
-whose next token is being sampled waits.
+Several steps may be planned before the first receipt arrives; they are carried out and received in
+order. A request whose next token is being sampled waits.
 """
 
 from __future__ import annotations
@@ -32,11 +33,15 @@ MAX_EXPLANATIONS = 1024
 """Requests, ended ones too, whose prefix hit can still be explained."""
 
 MAX_WAIT_STEPS = 16
-"""Steps a request waits for a prefix that a step in flight has promised, before it computes the prefix itself."""
+"""Steps a request waits for a prefix that a step in flight has promised, before it computes the
+prefix itself.
+"""
 
 
 class _Queued:
-    """A request with its place in line (higher priority first, then arrival) and its table row while it runs."""
+    """A request with its place in line (higher priority first, then arrival) and its table row
+    while it runs.
+    """
 
     __slots__ = ("arrival", "cold", "place", "request", "row", "stay", "waited")
 
@@ -52,7 +57,9 @@ class _Queued:
 
 @dataclass(frozen=True, kw_only=True)
 class _Part:
-    """Tokens ``[start, stop)`` of a request in a step. ``stay`` counts its admissions: a receipt of an earlier stay is void."""
+    """Tokens ``[start, stop)`` of a request in a step. ``stay`` counts its admissions: a receipt of
+    an earlier stay is void.
+    """
 
     queued: _Queued
     row: int
@@ -67,7 +74,9 @@ class _Part:
 
 
 def _special(parts: Sequence[_Part]) -> dict[str, Any]:
-    """What a plan says of the few requests whose sampling depends on what came before: fields of ``StepPlan``."""
+    """What a plan says of the few requests whose sampling depends on what came before: fields of
+    ``StepPlan``.
+    """
     forks: dict[int, tuple[str, ...]] = {}
     history: dict[int, tuple[np.ndarray, np.ndarray]] = {}
     barred: dict[int, tuple[int, ...]] = {}
@@ -82,16 +91,23 @@ def _special(parts: Sequence[_Part]) -> dict[str, Any]:
         if part.stop < request.num_tokens:
             continue
         if not request.branch and not request.output_token_ids and request.params.n > 1:
-            forks[index] = tuple(branch_id(request.request_id, branch) for branch in range(1, request.params.n))
+            forks[index] = tuple(
+                branch_id(request.request_id, branch) for branch in range(1, request.params.n)
+            )
         if request.params.penalized:
-            history[index] = request.token_ids(0, prompt), request.token_ids(prompt, request.num_tokens)
+            history[index] = (
+                request.token_ids(0, prompt),
+                request.token_ids(prompt, request.num_tokens),
+            )
         if request.barred:
             barred[index] = request.barred
     return {"forks": forks, "history": history, "barred": barred, "scored": scored}
 
 
 def _score(part: _Part, scores: Sequence[TokenLogprobs]) -> None:
-    """Add the logprobs of tokens from ``part.start + 1`` on; a prompt computed again brings some for a second time."""
+    """Add the logprobs of tokens from ``part.start + 1`` on; a prompt computed again brings some
+    for a second time.
+    """
     known = part.queued.request.scored
     known += scores[len(known) - part.start :]
 
@@ -99,7 +115,8 @@ def _score(part: _Part, scores: Sequence[TokenLogprobs]) -> None:
 class Scheduler:
     """One per engine.
 
-    max_num_batched_tokens: tokens of one step, over all requests. max_num_seqs: requests running at once.
+    max_num_batched_tokens: tokens of one step, over all requests. max_num_seqs: requests running at
+        once.
     """
 
     def __init__(
@@ -119,9 +136,13 @@ class Scheduler:
         self.max_num_batched_tokens, self.max_num_seqs = max_num_batched_tokens, max_num_seqs
         self.max_model_len = min(max_model_len or layout.max_model_len, layout.max_model_len)
         self.cache = KVCacheManager(
-            layout, max_num_seqs=max_num_seqs, enable_prefix_caching=enable_prefix_caching, hash_seed=hash_seed,
-            model_digest=model_digest, checkpoint_interval=checkpoint_interval,
-        )  # fmt: skip
+            layout,
+            max_num_seqs=max_num_seqs,
+            enable_prefix_caching=enable_prefix_caching,
+            hash_seed=hash_seed,
+            model_digest=model_digest,
+            checkpoint_interval=checkpoint_interval,
+        )
         self._arrivals, self._steps = count(), count()
         self._requests: dict[str, _Queued] = {}
         self._waiting: list[_Queued] = []
@@ -130,19 +151,23 @@ class Scheduler:
         self._explanations: dict[str, HitExplanation] = {}
         self.num_preemptions = 0
 
-    # -- requests ----------------------------------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------
 
     def add(self, request: Request) -> None:
-        """Queue a request. Raises ConfigError or CapacityError, and keeps nothing, where it could never be served."""
+        """Queue a request. Raises ConfigError or CapacityError, and keeps nothing, where it could
+        never be served.
+        """
         if request.request_id in self._requests:
             raise ConfigError(f"request id {request.request_id!r} is in use")
         if "#" in request.request_id:
-            raise ConfigError(f"request id {request.request_id!r} must not contain '#', which names continuations")
+            raise ConfigError(
+                f"request id {request.request_id!r} must not contain '#', which names continuations"
+            )
         known = request.num_tokens
         if known >= self.max_model_len:
             raise CapacityError(
-                f"request {request.request_id}: a prompt of {known:,} tokens leaves no room for output in max_model_len "
-                f"{self.max_model_len:,}"
+                f"request {request.request_id}: a prompt of {known:,} tokens leaves no room for"
+                f" output in max_model_len {self.max_model_len:,}"
             )
         self.cache.check_capacity(self._most_tokens(request))
         queued = self._requests[request.request_id] = _Queued(request, next(self._arrivals))
@@ -150,7 +175,11 @@ class Scheduler:
 
     def _most_tokens(self, request: Request) -> int:
         budget = request.params.max_tokens
-        most = self.max_model_len if budget is None else min(self.max_model_len, len(request.prompt_token_ids) + budget)
+        most = (
+            self.max_model_len
+            if budget is None
+            else min(self.max_model_len, len(request.prompt_token_ids) + budget)
+        )
         return most
 
     def abort(self, request_id: str) -> bool:
@@ -177,7 +206,9 @@ class Scheduler:
 
     @property
     def requests(self) -> tuple[Request, ...]:
-        """Unfinished requests: running ones in the order in which they are served, then waiting ones."""
+        """Unfinished requests: running ones in the order in which they are served, then waiting
+        ones.
+        """
         return tuple(queued.request for queued in (*self._running, *self._waiting))
 
     @property
@@ -186,10 +217,12 @@ class Scheduler:
         return dict(self._explanations)
 
     def explain(self, request_id: str) -> HitExplanation | None:
-        """Why a request's prefix hit was what it was when it was first admitted; None before that, and long after."""
+        """Why a request's prefix hit was what it was when it was first admitted; None before that,
+        and long after.
+        """
         return self._explanations.get(request_id)
 
-    # -- planning ----------------------------------------------------------------------------------------------------------
+    # -- planning ----------------------------------------------------------------------------------
 
     def schedule(self) -> StepPlan | None:
         """Plan the next step; None where nothing can run before another receipt (or at all)."""
@@ -206,12 +239,16 @@ class Scheduler:
         starts = self.cache.scheduled_tokens(rows)
         left = np.array([queued.request.num_tokens for queued in running], np.int64) - starts
         planned, asked = np.zeros(len(running), bool), 0
-        for index, (queued, start, rest) in enumerate(zip(running, starts.tolist(), left.tolist(), strict=True)):
-            # Nothing is left while the next token is being sampled; a request further back may just have been preempted.
+        for index, (queued, start, rest) in enumerate(
+            zip(running, starts.tolist(), left.tolist(), strict=True)
+        ):
+            # Nothing is left while the next token is being sampled; a request further back may just
+            # have been preempted.
             if not rest or not budget or queued.request.state is not RequestState.RUNNING:
                 continue
             if rest == 1 and index >= asked:
-                # Single tokens are planned together, up to the next part of a prompt: nobody takes pages out of turn.
+                # Single tokens are planned together, up to the next part of a prompt: nobody takes
+                # pages out of turn.
                 parts_behind = np.flatnonzero(left[index : len(self._running)] > 1)
                 asked = index + int(parts_behind[0]) if len(parts_behind) else len(self._running)
                 single = index + np.flatnonzero(left[index:asked] == 1)[:budget]
@@ -219,14 +256,21 @@ class Scheduler:
             stop = start + min(rest, budget)
             if not planned[index] and not self._make_room(queued, stop, step):
                 continue
-            parts.append(_Part(queued=queued, row=queued.row, start=start, stop=stop, stay=queued.stay))
+            parts.append(
+                _Part(queued=queued, row=queued.row, start=start, stop=stop, stay=queued.stay)
+            )
             budget -= stop - start
         return parts
 
     def _make_room(self, queued: _Queued, stop: int, step: int) -> bool:
-        """Extend a running request, preempting those behind it if it must be. False where it has to sit this step out."""
+        """Extend a running request, preempting those behind it if it must be. False where it has to
+        sit this step out.
+        """
         request = queued.request
-        while not (self.cache.extend(request, stop, step) or self.cache.extend(request, stop, step, checkpoints=False)):
+        while not (
+            self.cache.extend(request, stop, step)
+            or self.cache.extend(request, stop, step, checkpoints=False)
+        ):
             if self._in_flight or self.cache.coordinator.in_flight:
                 return False
             if self._running[-1] is queued:
@@ -236,7 +280,9 @@ class Scheduler:
         return True
 
     def _preempt(self, queued: _Queued, *, cold: bool = False, publish: bool = True) -> None:
-        """Take a request's pages; it will start again, from its own cached prefix unless ``cold``."""
+        """Take a request's pages; it will start again, from its own cached prefix unless
+        ``cold``.
+        """
         self._running.remove(queued)
         self.cache.free(queued.request, in_flight=self._is_in_flight(queued), publish=publish)
         queued.request.state, queued.stay = RequestState.WAITING, queued.stay + 1
@@ -263,14 +309,18 @@ class Scheduler:
         return parts
 
     def _start(self, queued: _Queued, found: Lookup, step: int, budget: int) -> _Part | None:
-        """Admit a waiting request and plan its first tokens; None, and nothing changed, where it does not fit now."""
+        """Admit a waiting request and plan its first tokens; None, and nothing changed, where it
+        does not fit now.
+        """
         request, alone = queued.request, not self._running and not self._in_flight
         explanation = self.cache.explain(request, found)
         for cold in (False, True) if alone and not queued.cold else (queued.cold,):
             if self.cache.admit(request, found, cold=cold):
                 start = self.cache.scheduled(request)
                 stop = min(request.num_tokens, start + budget)
-                if self.cache.extend(request, stop, step) or self.cache.extend(request, stop, step, checkpoints=False):
+                if self.cache.extend(request, stop, step) or self.cache.extend(
+                    request, stop, step, checkpoints=False
+                ):
                     break
                 self.cache.free(request, publish=False)
         else:
@@ -297,25 +347,38 @@ class Scheduler:
         plan = StepPlan(
             step=step,
             request_ids=tuple(request.request_id for request in requests),
-            token_ids=np.concatenate([part.queued.request.token_ids(part.start, part.stop) for part in parts]),
-            query_start=query_start, start=start, stop=stop,
+            token_ids=np.concatenate(
+                [part.queued.request.token_ids(part.start, part.stop) for part in parts]
+            ),
+            query_start=query_start,
+            start=start,
+            stop=stop,
             samples=stop == np.array([request.num_tokens for request in requests]),
             sampling=tuple(request.params for request in requests),
             output_len=np.array([len(request.output_token_ids) for request in requests], np.int32),
             branch=np.array([request.branch for request in requests], np.int32),
-            groups=self.cache.plan_step(np.array([part.row for part in parts]), start.astype(np.int64), query_start),
-            copies=self.cache.take_copies(), **_special(parts),
-        )  # fmt: skip
+            groups=self.cache.plan_step(
+                np.array([part.row for part in parts]), start.astype(np.int64), query_start
+            ),
+            copies=self.cache.take_copies(),
+            **_special(parts),
+        )
         self._in_flight.append((plan, parts))
         return plan
 
     def _is_in_flight(self, queued: _Queued) -> bool:
-        return any(part.queued is queued and part.stay == queued.stay for _, parts in self._in_flight for part in parts)
+        return any(
+            part.queued is queued and part.stay == queued.stay
+            for _, parts in self._in_flight
+            for part in parts
+        )
 
-    # -- receipts ----------------------------------------------------------------------------------------------------------
+    # -- receipts ----------------------------------------------------------------------------------
 
     def commit(self, result: StepResult) -> list[Request]:
-        """Take a step's receipt; returns the requests that got a token or ended. Receipts come in order of their plans."""
+        """Take a step's receipt; returns the requests that got a token or ended. Receipts come in
+        order of their plans.
+        """
         if not self._in_flight or self._in_flight[0][0].step != result.step:
             raise ConfigError(f"step {result.step} is not the next one to be received")
         plan, parts = self._in_flight.pop(0)
@@ -330,14 +393,22 @@ class Scheduler:
         changed: list[_Queued] = []
         for index in np.flatnonzero(valid & plan.samples).tolist():
             queued = parts[index].queued
-            changed += [queued, *(self._fork(queued, branch) for branch in range(1, len(plan.forks.get(index, ())) + 1))]
+            changed += [
+                queued,
+                *(
+                    self._fork(queued, branch)
+                    for branch in range(1, len(plan.forks.get(index, ())) + 1)
+                ),
+            ]
         for queued in changed:
             self._accept(queued, result)
         self.cache.receive(result.step)
         return [queued.request for queued in changed]
 
     def _fork(self, source: _Queued, branch: int) -> _Queued:
-        """Another continuation, on its source's pages; it waits like any other request where there is no row for it."""
+        """Another continuation, on its source's pages; it waits like any other request where there
+        is no row for it.
+        """
         request = source.request.fork(branch)
         queued = self._requests[request.request_id] = _Queued(request, source.arrival)
         if self.cache.fork(source.request, request):
@@ -349,14 +420,22 @@ class Scheduler:
 
     def _accept(self, queued: _Queued, result: StepResult) -> None:
         request, params = queued.request, queued.request.params
-        token, may_end = result.tokens[request.request_id], len(request.output_token_ids) >= params.min_tokens
+        token, may_end = (
+            result.tokens[request.request_id],
+            len(request.output_token_ids) >= params.min_tokens,
+        )
         request.append(token)
         if params.logprobs is not None:
             request.logprobs.append(result.logprobs[request.request_id])
-        ends = token in params.stop_token_ids or (token in request.eos_token_ids and not params.ignore_eos)
+        ends = token in params.stop_token_ids or (
+            token in request.eos_token_ids and not params.ignore_eos
+        )
         if ends and may_end:
             self._finish(queued, FinishReason.STOP)
-        elif len(request.output_token_ids) == params.max_tokens or request.num_tokens >= self.max_model_len:
+        elif (
+            len(request.output_token_ids) == params.max_tokens
+            or request.num_tokens >= self.max_model_len
+        ):
             self._finish(queued, FinishReason.LENGTH)
 
     def _finish(self, queued: _Queued, reason: FinishReason) -> None:
@@ -370,7 +449,9 @@ class Scheduler:
         request.state, request.finish_reason = RequestState.FINISHED, reason
 
     def _fail(self, plan: StepPlan, parts: Sequence[_Part]) -> None:
-        """A step went wrong: nothing it wrote can be trusted, so its requests start again; nor can pages it was to copy."""
+        """A step went wrong: nothing it wrote can be trusted, so its requests start again; nor can
+        pages it was to copy.
+        """
         lost = [part.queued for part in parts if not part.void]
         for queued in list(self._running) if plan.copies else lost:
             self._preempt(queued, publish=False)

@@ -1,8 +1,9 @@
 """What crosses from the scheduler to the runner, and back.
 
-Owns ``StepPlan`` and ``StepResult``. A plan is complete: a runner needs nothing else to read, compute and write, and a plan
-never changes after it was made, with one exception that is its purpose: ``GroupStep.table`` of an unbounded group is the live
-table, so that a step of many long requests copies no long rows.
+Owns ``StepPlan`` and ``StepResult``. A plan is complete: a runner needs nothing else to read,
+compute and write, and a plan never changes after it was made, with one exception that is its
+purpose: ``GroupStep.table`` of an unbounded group is the live table, so that a step of many long
+    requests copies no long rows.
 """
 
 from __future__ import annotations
@@ -20,18 +21,23 @@ __all__ = ["CopyJob", "GroupStep", "StepPlan", "StepResult", "TokenLogprobs"]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StepPlan:
-    """One step. Request i computes tokens ``[start[i], stop[i])``, laid out one request after another.
+    """One step. Request i computes tokens ``[start[i], stop[i])``, laid out one request after
+    another.
 
-    token_ids: int32 [T]. query_start: int32 [R + 1]; request i's tokens are ``token_ids[query_start[i]:query_start[i + 1]]``.
+    token_ids: int32 [T]. query_start: int32 [R + 1]; request i's tokens are
+        ``token_ids[query_start[i]:query_start[i + 1]]``.
     samples: bool [R]; True where the last token of the request's part yields a new token.
-    output_len: int32 [R]; tokens the request has generated so far, which place its next draw in its own random sequence.
+    output_len: int32 [R]; tokens the request has generated so far, which place its next draw in its
+        own random sequence.
     branch: int32 [R]; which continuation of its prompt the request is.
 
     By request index, for the few that want them:
     forks: ids of further continuations (branches 1, 2, ...) that sample from the same logits.
-    history: (prompt, output) tokens, int32, of requests whose ``params.penalized``; they sample in this step.
+    history: (prompt, output) tokens, int32, of requests whose ``params.penalized``; they sample in
+        this step.
     barred: tokens that must not be sampled now (what would end the text before min_tokens).
-    scored: the tokens, int32, that follow the first positions of the part and whose logprobs are wanted.
+    scored: the tokens, int32, that follow the first positions of the part and whose logprobs are
+        wanted.
     """
 
     step: int
@@ -72,9 +78,11 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
-    """The receipt of one step: what was sampled, by request id. ``failed`` says the step's writes cannot be trusted.
+    """The receipt of one step: what was sampled, by request id. ``failed`` says the step's writes
+    cannot be trusted.
 
-    logprobs: of sampled tokens, where ``params.logprobs`` asks. scored: one for every token of ``StepPlan.scored``.
+    logprobs: of sampled tokens, where ``params.logprobs`` asks. scored: one for every token of
+        ``StepPlan.scored``.
     """
 
     step: int

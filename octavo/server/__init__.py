@@ -1,1 +1,3 @@
-"""The HTTP side: an OpenAI-compatible server around ``AsyncLLM``. It knows no pages, no tensors and no threads."""
+"""The HTTP side: an OpenAI-compatible server around ``AsyncLLM``. It knows no pages, no tensors and
+no threads.
+"""

@@ -1,6 +1,7 @@
 """The application: which path leads where, and what the OpenAPI document says of it.
 
-Owns ``create_app``. Knows every endpoint's function, and no engine beyond what the page and the metrics ask.
+Owns ``create_app``. Knows every endpoint's function, and no engine beyond what the page and the
+metrics ask.
 """
 
 from __future__ import annotations
@@ -24,8 +25,23 @@ from octavo.observe.metrics import CONTENT_TYPE, Metrics
 from octavo.server import chat, completions, errors
 from octavo.server.limits import ApiKey, BodyLimit
 from octavo.server.logprobs import token_name
-from octavo.server.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from octavo.server.responses import Chat, Completion, ErrorBody, Health, Model, ModelList, TextOf, Tokens, Version
+from octavo.server.requests import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
+from octavo.server.responses import (
+    Chat,
+    Completion,
+    ErrorBody,
+    Health,
+    Model,
+    ModelList,
+    TextOf,
+    Tokens,
+    Version,
+)
 from octavo.server.serving import Serving, encode
 
 if TYPE_CHECKING:
@@ -45,8 +61,14 @@ ERRORS: Final = {
     503: "The server is shutting down, or its engine has stopped.",
     "4XX": "Any other request that cannot be answered.",
 }
-EVENTS: Final = {"text/event-stream": {"schema": {"description": "Where `stream` is true: chunks as server-sent events."}}}
-"""No type: readers of the document do not agree on whether it is that of the whole body or of an event."""
+EVENTS: Final = {
+    "text/event-stream": {
+        "schema": {"description": "Where `stream` is true: chunks as server-sent events."}
+    }
+}
+"""No type: readers of the document do not agree on whether it is that of the whole body or of an
+event.
+"""
 
 
 def create_app(
@@ -60,9 +82,10 @@ def create_app(
 ) -> FastAPI:
     """An application around a running engine, which it closes when it ends.
 
-    model_name: what clients call the model; by default its own name. api_key: what every request but ``/`` and ``/health`` must
-    bring. metrics: the engine's recorder. shutdown_timeout: seconds that running requests get to finish.
-    Raises ConfigError for an engine without a tokenizer and for an empty key.
+    model_name: what clients call the model; by default its own name. api_key: what every request
+        but ``/`` and ``/health`` must
+    bring. metrics: the engine's recorder. shutdown_timeout: seconds that running requests get to
+    finish. Raises ConfigError for an engine without a tokenizer and for an empty key.
     """
     if engine.tokenizer is None:
         raise ConfigError("a server needs the tokenizer; leave skip_tokenizer_init off")
@@ -74,7 +97,13 @@ def create_app(
         yield
         await engine.close(timeout=shutdown_timeout)
 
-    app = FastAPI(title="octavo", version=__version__, lifespan=lifespan, redoc_url=None, redirect_slashes=False)
+    app = FastAPI(
+        title="octavo",
+        version=__version__,
+        lifespan=lifespan,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
     metrics = metrics or Metrics()
     errors.install(app)
     app.add_middleware(BodyLimit, max_bytes=max_body_bytes)
@@ -83,8 +112,12 @@ def create_app(
         app.add_middleware(ApiKey, key=api_key.strip())
     app.add_middleware(CountResponses, metrics=metrics)
     serving = Serving(engine=engine, name=model_name or engine.model_name, created=int(time.time()))
-    responses: Any = {status: {"model": ErrorBody, "description": said} for status, said in ERRORS.items()}
-    keyed = APIRouter(responses=responses, dependencies=[Depends(HTTPBearer(auto_error=False))] if api_key else [])
+    responses: Any = {
+        status: {"model": ErrorBody, "description": said} for status, said in ERRORS.items()
+    }
+    keyed = APIRouter(
+        responses=responses, dependencies=[Depends(HTTPBearer(auto_error=False))] if api_key else []
+    )
     _add_generation(keyed, serving)
     _add_tokens(keyed, serving)
     _add_models(keyed, serving)
@@ -117,8 +150,14 @@ def _add_tokens(router: APIRouter, serving: Serving) -> None:
             ids, _ = await chat.render(serving.tokenizer, body)
         else:
             ids = await encode(serving.tokenizer, body.prompt, special=body.add_special_tokens)
-        names = {"token_strs": [token_name(serving.tokenizer, token) for token in ids]} if body.return_token_strs else {}
-        return Tokens(count=len(ids), max_model_len=serving.engine.max_model_len, tokens=ids, **names)
+        names = (
+            {"token_strs": [token_name(serving.tokenizer, token) for token in ids]}
+            if body.return_token_strs
+            else {}
+        )
+        return Tokens(
+            count=len(ids), max_model_len=serving.engine.max_model_len, tokens=ids, **names
+        )
 
     @router.post("/detokenize")
     async def detokenize(body: DetokenizeRequest) -> TextOf:
@@ -127,14 +166,22 @@ def _add_tokens(router: APIRouter, serving: Serving) -> None:
         vocab = serving.engine.vocab_size
         for token in body.tokens:
             if token >= vocab:
-                raise ConfigError(f"tokens: token id {token} is outside the model's vocabulary of {vocab}")
+                raise ConfigError(
+                    f"tokens: token id {token} is outside the model's vocabulary of {vocab}"
+                )
         return TextOf(prompt=serving.tokenizer.decode(body.tokens))
 
 
 def _add_models(router: APIRouter, serving: Serving) -> None:
     def served() -> Model:
         limit = serving.engine.max_model_len
-        return Model(id=serving.name, object="model", created=serving.created, owned_by="octavo", max_model_len=limit)
+        return Model(
+            id=serving.name,
+            object="model",
+            created=serving.created,
+            owned_by="octavo",
+            max_model_len=limit,
+        )
 
     @router.get("/v1/models")
     async def list_models() -> ModelList:
@@ -149,15 +196,21 @@ def _add_models(router: APIRouter, serving: Serving) -> None:
 
 
 def _add_inside(router: APIRouter, serving: Serving, metrics: Metrics) -> None:
-    @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+    @router.get(
+        "/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}}
+    )
     async def read_metrics() -> Response:
         """Numbers for Prometheus."""
-        return Response(metrics.exposition(await serving.engine.counters()), media_type=CONTENT_TYPE)
+        return Response(
+            metrics.exposition(await serving.engine.counters()), media_type=CONTENT_TYPE
+        )
 
     @router.get("/cache", response_model=dict[str, Any])
     async def read_cache() -> Response:
         """What the cache looks like now; docs/inspecting.md says what it means."""
-        return Response(json.dumps(await serving.engine.snapshot(), default=vars), media_type="application/json")
+        return Response(
+            json.dumps(await serving.engine.snapshot(), default=vars), media_type="application/json"
+        )
 
     @router.get("/version")
     async def read_version() -> Version:

@@ -1,7 +1,7 @@
 """POST /v1/chat/completions: conversations answered, whole or streamed.
 
-Owns the form of its responses, and which of a conversation's tokens are marked as lasting. The checkpoint's own
-template decides what a conversation is as tokens.
+Owns the form of its responses, and which of a conversation's tokens are marked as lasting. The
+checkpoint's own template decides what a conversation is as tokens.
 """
 
 from __future__ import annotations
@@ -55,13 +55,20 @@ async def _answer(serving: Serving, body: ChatRequest) -> Response:
     writer = _Writer(serving, body)
     deltas = serving.start(body, [ids], params, name=writer.id, marks=marks)
     if not body.stream:
-        return Response((await writer.whole(deltas)).model_dump_json(exclude_unset=True), media_type="application/json")
+        return Response(
+            (await writer.whole(deltas)).model_dump_json(exclude_unset=True),
+            media_type="application/json",
+        )
     events = writer.events(deltas)
     return EventStream(await anext(events), events)
 
 
-async def render(tokenizer: Tokenizer, body: ChatRequest | TokenizeRequest) -> tuple[list[int], list[int]]:
-    """(token ids, marks) of a conversation; a long one keeps nobody waiting. Raises ConfigError where it cannot be told."""
+async def render(
+    tokenizer: Tokenizer, body: ChatRequest | TokenizeRequest
+) -> tuple[list[int], list[int]]:
+    """(token ids, marks) of a conversation; a long one keeps nobody waiting. Raises ConfigError
+    where it cannot be told.
+    """
     messages, marks = flatten(body.messages or ())
     return await asyncio.to_thread(
         tokenizer.chat_prompt,
@@ -87,9 +94,14 @@ def flatten(messages: Sequence[Message]) -> tuple[list[dict[str, str]], list[tup
         if message.cache_control is not None:
             marks.append((index, len(text)))
         role = "system" if message.role == "developer" else message.role
-        flat.append({"role": role, "content": text} | ({} if message.name is None else {"name": message.name}))
+        flat.append(
+            {"role": role, "content": text}
+            | ({} if message.name is None else {"name": message.name})
+        )
     if len(marks) > MAX_MARKS:
-        raise ConfigError(f"cache_control may stand in {MAX_MARKS} places of a request, not {len(marks)}")
+        raise ConfigError(
+            f"cache_control may stand in {MAX_MARKS} places of a request, not {len(marks)}"
+        )
     return flat, marks
 
 
@@ -109,7 +121,9 @@ class _Writer:
         async with aclosing(deltas):
             async for _, delta in deltas:
                 if self._body.prompt_logprobs is not None and delta.prompt_logprobs is not None:
-                    more["prompt_logprobs"] = prompt_logprobs(self._serving.tokenizer, delta.prompt_logprobs)
+                    more["prompt_logprobs"] = prompt_logprobs(
+                        self._serving.tokenizer, delta.prompt_logprobs
+                    )
                 self._tally.add(0, delta)
                 for output in delta.outputs:
                     outputs.setdefault(output.index, []).append(output)
@@ -131,13 +145,17 @@ class _Writer:
         return ChatChoice(
             index=pieces[0].index,
             message=ChatMessage(role="assistant", content=text, refusal=None),
-            logprobs=chat_logprobs(self._serving.tokenizer, tokens) if self._body.logprobs else None,
+            logprobs=chat_logprobs(self._serving.tokenizer, tokens)
+            if self._body.logprobs
+            else None,
             finish_reason=end,
             stop_reason=pieces[-1].stop_reason,
         )
 
     async def events(self, deltas: Deltas) -> AsyncGenerator[str, None]:
-        """Chunks as server-sent events: for every choice its role, its text, and why it ended; then what was counted."""
+        """Chunks as server-sent events: for every choice its role, its text, and why it ended; then
+        what was counted.
+        """
         options, begun = self._body.stream_options, False
         usage = {"usage": None} if options is not None and options.include_usage else {}
         async with aclosing(deltas):
@@ -164,7 +182,9 @@ class _Writer:
                 end = {"finish_reason": output.finish_reason, "stop_reason": output.stop_reason}
                 yield self._piece(output.index, ChatDelta()).model_copy(update=end)
 
-    def _piece(self, index: int, delta: ChatDelta, logprobs: ChatLogprobs | None = None) -> ChatChunkChoice:
+    def _piece(
+        self, index: int, delta: ChatDelta, logprobs: ChatLogprobs | None = None
+    ) -> ChatChunkChoice:
         return ChatChunkChoice(index=index, delta=delta, logprobs=logprobs, finish_reason=None)
 
     def _chunk(self, choices: list[ChatChunkChoice], **more: Any) -> ChatChunk:

@@ -35,18 +35,28 @@ async def _answer(serving: Serving, body: CompletionRequest) -> Response:
     if body.echo and body.logprobs is not None:
         scored = max(scored or 0, body.logprobs)
     params = sampling_params(
-        body, max_tokens=body.max_tokens or DEFAULT_MAX_TOKENS, logprobs=body.logprobs, prompt_logprobs=scored
+        body,
+        max_tokens=body.max_tokens or DEFAULT_MAX_TOKENS,
+        logprobs=body.logprobs,
+        prompt_logprobs=scored,
     )
     if body.best_of is not None and body.best_of != params.n:
-        raise ConfigError(f"best_of must equal n, which is {params.n}; octavo returns all that it makes")
+        raise ConfigError(
+            f"best_of must equal n, which is {params.n}; octavo returns all that it makes"
+        )
     texts = _prompts(body.prompt)
     if body.cache_marks and len(texts) > 1:
         raise ConfigError("cache_marks needs a single prompt")
-    prompts = [await encode(serving.tokenizer, text) if isinstance(text, str) else text for text in texts]
+    prompts = [
+        await encode(serving.tokenizer, text) if isinstance(text, str) else text for text in texts
+    ]
     writer = _Writer(serving, body, texts)
     deltas = serving.start(body, prompts, params, name=writer.id, marks=body.cache_marks or ())
     if not body.stream:
-        return Response((await writer.whole(deltas)).model_dump_json(exclude_unset=True), media_type="application/json")
+        return Response(
+            (await writer.whole(deltas)).model_dump_json(exclude_unset=True),
+            media_type="application/json",
+        )
     events = writer.events(deltas)
     return EventStream(await anext(events), events)
 
@@ -60,7 +70,9 @@ def _prompts(prompt: Any) -> list[str | list[int]]:
 class _Writer:
     """Writes the response to one request, piece by piece."""
 
-    def __init__(self, serving: Serving, body: CompletionRequest, prompts: list[str | list[int]]) -> None:
+    def __init__(
+        self, serving: Serving, body: CompletionRequest, prompts: list[str | list[int]]
+    ) -> None:
         self.id = new_id("cmpl")
         self._serving, self._body, self._prompts = serving, body, prompts
         self._created = serving.now()
@@ -86,7 +98,11 @@ class _Writer:
         async with aclosing(deltas):
             async for index, delta in deltas:
                 for choice in self._choices(index, delta):
-                    if choice.text or choice.logprobs is not None or choice.finish_reason is not None:
+                    if (
+                        choice.text
+                        or choice.logprobs is not None
+                        or choice.finish_reason is not None
+                    ):
                         yield event(self._completion([choice], **usage))
         last = ({"usage": self._tally.usage()} if usage else {}) | self._cache()
         if last:
@@ -94,7 +110,14 @@ class _Writer:
 
     def _completion(self, choices: list[CompletionChoice], **more: Any) -> Completion:
         name = self._serving.name
-        return Completion(id=self.id, object="text_completion", created=self._created, model=name, choices=choices, **more)
+        return Completion(
+            id=self.id,
+            object="text_completion",
+            created=self._created,
+            model=name,
+            choices=choices,
+            **more,
+        )
 
     def _cache(self) -> dict[str, Any]:
         return {"cache": self._tally.cache()} if self._body.explain_cache else {}

@@ -1,7 +1,8 @@
-"""What goes wrong, in the form of the OpenAI API: status, message, type, the field that is wrong, and a code.
+"""What goes wrong, in the form of the OpenAI API: status, message, type, the field that is wrong,
+and a code.
 
-Owns the table from exceptions to responses, and the wording of what pydantic finds. Every response that is not a success is
-made here.
+Owns the table from exceptions to responses, and the wording of what pydantic finds. Every response
+that is not a success is made here.
 """
 
 from __future__ import annotations
@@ -19,12 +20,20 @@ from starlette.responses import Response
 
 from octavo.base import CapacityError, ConfigError, OctavoError, UnsupportedError
 from octavo.engine.aio import EngineClosedError, EngineDeadError, QueueFullError, StepFailedError
-from octavo.server.requests import UNSUPPORTED, ChatRequest, CompletionRequest, DetokenizeRequest, Message
+from octavo.server.requests import (
+    UNSUPPORTED,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    Message,
+)
 from octavo.server.responses import ErrorBody, ErrorDetail
 
 INVALID, SERVER = "invalid_request_error", "server_error"
 RETRY_CLOSING = 5
-"""Seconds after which a client may try again: by then another server has taken over, or this one is back."""
+"""Seconds after which a client may try again: by then another server has taken over, or this one is
+back.
+"""
 
 DEAD = "the engine has stopped; the server must be started again"
 CRASHED = "the step that computed this request crashed; it may work when sent again"
@@ -34,7 +43,9 @@ GONE = 499
 """Status of a response that nobody will read."""
 
 FIELDS = frozenset(
-    name for model in (CompletionRequest, ChatRequest, DetokenizeRequest, Message) for name in model.model_fields
+    name
+    for model in (CompletionRequest, ChatRequest, DetokenizeRequest, Message)
+    for name in model.model_fields
 )
 """Words that a message may begin with because they are fields."""
 
@@ -55,7 +66,9 @@ class Failure:
 
     def body(self) -> str:
         """As JSON. Lone surrogates, which JSON may carry and UTF-8 may not, are written out."""
-        message, param = (None if text is None else _encodable(text) for text in (self.message, self.param))
+        message, param = (
+            None if text is None else _encodable(text) for text in (self.message, self.param)
+        )
         detail = ErrorDetail(message=message or "", type=self.type, param=param, code=self.code)
         return ErrorBody(error=detail).model_dump_json()
 
@@ -73,29 +86,46 @@ class UnhealthyError(Exception):
 
 
 def describe(error: Exception, source: str | None = None) -> Failure:
-    """What to tell a client. source: the field that the input came in, for messages that begin with no field's name."""
+    """What to tell a client. source: the field that the input came in, for messages that begin with
+    no field's name.
+    """
     message = str(error)
     match error:
         case ModelNotFoundError():
             return Failure(status=404, message=message, param="model", code="model_not_found")
         case CapacityError():
-            return Failure(status=400, message=message, param=source, code="context_length_exceeded")
+            return Failure(
+                status=400, message=message, param=source, code="context_length_exceeded"
+            )
         case ConfigError() | UnsupportedError():
             first = message.partition(" ")[0].rstrip(":")
             return Failure(status=400, message=message, param=first if first in FIELDS else source)
         case QueueFullError():
             wait = {"retry-after": str(max(1, ceil(error.retry_after)))}
-            return Failure(status=429, message=message, type="rate_limit_error", code="queue_full", headers=wait)
+            return Failure(
+                status=429,
+                message=message,
+                type="rate_limit_error",
+                code="queue_full",
+                headers=wait,
+            )
         case EngineClosedError():
             wait = {"retry-after": str(RETRY_CLOSING)}
-            return Failure(status=503, message=message, type=SERVER, code="shutting_down", headers=wait)
+            return Failure(
+                status=503, message=message, type=SERVER, code="shutting_down", headers=wait
+            )
         case UnhealthyError():
             return Failure(status=503, message=DEAD, type=SERVER, code="engine_dead")
         case StepFailedError():
             return Failure(status=500, message=CRASHED, type=SERVER, code="step_failed")
         case EngineDeadError():
             return Failure(status=500, message=DEAD, type=SERVER, code="engine_dead")
-    return Failure(status=500, message="the server made a mistake; its log says which", type=SERVER, code="internal_error")
+    return Failure(
+        status=500,
+        message="the server made a mistake; its log says which",
+        type=SERVER,
+        code="internal_error",
+    )
 
 
 def install(app: FastAPI) -> None:
@@ -127,26 +157,43 @@ async def _refused(request: Request, error: Exception) -> Response:
         405: f"{request.method} does not work on {request.url.path[:SAYS]}",
     }
     message = says.get(error.status_code, error.detail)
-    code = {404: "unknown_url", 405: "method_not_allowed", 413: "request_too_large"}.get(error.status_code)
-    return Failure(status=error.status_code, message=message, code=code, headers=error.headers or {}).response()
+    code = {404: "unknown_url", 405: "method_not_allowed", 413: "request_too_large"}.get(
+        error.status_code
+    )
+    return Failure(
+        status=error.status_code, message=message, code=code, headers=error.headers or {}
+    ).response()
 
 
 async def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     found = error.errors()
     if not isinstance(error.body, dict):
-        detail = found[0].get("ctx", {}).get("error", "") if found and found[0]["type"] == "json_invalid" else ""
+        detail = (
+            found[0].get("ctx", {}).get("error", "")
+            if found and found[0]["type"] == "json_invalid"
+            else ""
+        )
         message = "the body must be a JSON object, sent with content-type application/json"
-        return Failure(status=400, message=f"{message}: {detail}" if detail else message, code="invalid_json").response()
+        return Failure(
+            status=400, message=f"{message}: {detail}" if detail else message, code="invalid_json"
+        ).response()
     path, first = _worst(found, error.body)
-    return Failure(status=400, message=_wording(path, first, error.body), param=path or None).response()
+    return Failure(
+        status=400, message=_wording(path, first, error.body), param=path or None
+    ).response()
 
 
 def _worst(found: Sequence[Any], body: Mapping[str, Any]) -> tuple[str, list[Any]]:
-    """(path, errors there) of the first field that is wrong. A union's types all complain; who gets furthest knows best."""
+    """(path, errors there) of the first field that is wrong. A union's types all complain; who gets
+    furthest knows best.
+    """
     paths = [_path(one["loc"][1:], body) for one in found]
     top = _top(paths[0])
-    path = max((path for path in paths if _top(path) == top), key=lambda path: path.count(".") + path.count("["))
+    path = max(
+        (path for path in paths if _top(path) == top),
+        key=lambda path: path.count(".") + path.count("["),
+    )
     return path, [one for one, where in zip(found, paths, strict=True) if where == path]
 
 
@@ -164,12 +211,19 @@ def _wording(path: str, found: Sequence[Any], body: Mapping[str, Any]) -> str:
     if kind == "missing":
         return f"{path} is missing"
     if kind == "literal_error" and path.endswith("].type"):
-        return f"{path} must be {found[0]['ctx']['expected']}; other content, such as images and audio, is not supported"
-    return f"{path[:SAYS] or 'the body'}: {', or: '.join(dict.fromkeys(one['msg'] for one in found))}"
+        return (
+            f"{path} must be {found[0]['ctx']['expected']}; other content, such as images and"
+            " audio, is not supported"
+        )
+    return (
+        f"{path[:SAYS] or 'the body'}: {', or: '.join(dict.fromkeys(one['msg'] for one in found))}"
+    )
 
 
 def _path(loc: Sequence[Any], body: Any) -> str:
-    """Where in the body an error is, as ``messages[0].content``; steps into a union's types are left out."""
+    """Where in the body an error is, as ``messages[0].content``; steps into a union's types are
+    left out.
+    """
     path = ""
     for step in loc:
         if isinstance(body, list) and isinstance(step, int) and step < len(body):

@@ -14,7 +14,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from octavo.server.errors import Failure
 
 OPEN_PATHS = frozenset({"/", "/health"})
-"""Asked by browsers and load balancers, which have no key. Neither tells anything about requests."""
+"""Asked by browsers and load balancers, which have no key. Neither tells anything about requests.
+"""
 
 
 class ApiKey:
@@ -53,7 +54,12 @@ class BodyLimit:
             await self._app(scope, receive, send)
             return
         if self._declared(scope) > self._max_bytes:
-            failure = Failure(status=413, message=self._message, code="request_too_large", headers={"connection": "close"})
+            failure = Failure(
+                status=413,
+                message=self._message,
+                code="request_too_large",
+                headers={"connection": "close"},
+            )
             await failure.response()(scope, receive, send)
             return
         read = 0

@@ -1,6 +1,7 @@
 """How likely tokens were, in the three forms that clients know.
 
-Owns the names of tokens (their text; bytes that are no whole character are written ``\\xNN``). Knows no endpoint.
+Owns the names of tokens (their text; bytes that are no whole character are written ``\\xNN``).
+Knows no endpoint.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenLogprobs]) -> Chat
 
 def _top(tokenizer: Tokenizer, token_id: int, logprob: float) -> TopLogprob:
     name = token_name(tokenizer, token_id)
-    return TopLogprob(token=name, logprob=max(logprob, LEAST), bytes=list(tokenizer.token_bytes(token_id)))
+    return TopLogprob(
+        token=name, logprob=max(logprob, LEAST), bytes=list(tokenizer.token_bytes(token_id))
+    )
 
 
 def prompt_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenLogprobs | None]) -> PromptLogprobs:
@@ -52,13 +55,16 @@ def _scored(tokenizer: Tokenizer, token: TokenLogprobs) -> dict[str, ScoredToken
     ranked = {other: (rank, logprob) for rank, (other, logprob) in enumerate(token.top, 1)}
     ranked[token.token_id] = (token.rank, token.logprob)
     return {
-        str(other): ScoredToken(logprob=max(logprob, LEAST), rank=rank, decoded_token=token_name(tokenizer, other))
+        str(other): ScoredToken(
+            logprob=max(logprob, LEAST), rank=rank, decoded_token=token_name(tokenizer, other)
+        )
         for other, (rank, logprob) in ranked.items()
     }
 
 
 class LogprobsWriter:
-    """Logprobs of one completion, piece by piece: it knows at which character the next token begins.
+    """Logprobs of one completion, piece by piece: it knows at which character the next token
+    begins.
 
     count: how many likeliest tokens are told.
     """
@@ -68,8 +74,12 @@ class LogprobsWriter:
         self._decoder = getincrementaldecoder("utf-8")("replace")
         self._offset = 0
 
-    def push(self, ids: Sequence[int], tokens: Sequence[TokenLogprobs | None]) -> CompletionLogprobs:
-        """The next tokens. Nothing precedes the first of an echoed prompt, so nothing says how likely it was."""
+    def push(
+        self, ids: Sequence[int], tokens: Sequence[TokenLogprobs | None]
+    ) -> CompletionLogprobs:
+        """The next tokens. Nothing precedes the first of an echoed prompt, so nothing says how
+        likely it was.
+        """
         offsets = []
         for token_id in ids:
             offsets.append(self._offset)
@@ -77,14 +87,18 @@ class LogprobsWriter:
                 self._offset += len(self._decoder.decode(self._tokenizer.token_bytes(token_id)))
         return CompletionLogprobs(
             tokens=[token_name(self._tokenizer, token_id) for token_id in ids],
-            token_logprobs=[None if token is None else max(token.logprob, LEAST) for token in tokens],
+            token_logprobs=[
+                None if token is None else max(token.logprob, LEAST) for token in tokens
+            ],
             top_logprobs=[None if token is None else self._alternatives(token) for token in tokens],
             text_offset=offsets,
         )
 
     def _alternatives(self, token: TokenLogprobs) -> dict[str, float]:
         tokens = [*token.top[: self._count], (token.token_id, token.logprob)]
-        return {token_name(self._tokenizer, other): max(logprob, LEAST) for other, logprob in tokens}
+        return {
+            token_name(self._tokenizer, other): max(logprob, LEAST) for other, logprob in tokens
+        }
 
 
 def joined(pieces: Sequence[CompletionLogprobs]) -> CompletionLogprobs:

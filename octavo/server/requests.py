@@ -1,7 +1,8 @@
 """What clients may send: every field with its type and range, so that the OpenAPI document is true.
 
-Owns the request models. Knows no engine. A field that is not here is refused by its name; fields of the OpenAI API that ask for
-something octavo does not do are here with the values that ask for nothing.
+Owns the request models. Knows no engine. A field that is not here is refused by its name; fields of
+the OpenAI API that ask for something octavo does not do are here with the values that ask for
+nothing.
 """
 
 from __future__ import annotations
@@ -64,16 +65,22 @@ class Strict(BaseModel):
 
 
 class StreamOptions(Strict):
-    """include_usage: one more chunk at the end says how many tokens there were. include_obfuscation: accepted, does nothing."""
+    """include_usage: one more chunk at the end says how many tokens there were.
+    include_obfuscation: accepted, does nothing.
+    """
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
 
 
 class Generation(Strict):
-    """What both ways of generating share. None is the default of ``SamplingParams`` unless said otherwise."""
+    """What both ways of generating share. None is the default of ``SamplingParams`` unless said
+    otherwise.
+    """
 
-    model: str | None = Field(None, description="Name of the served model; by default the one there is.")
+    model: str | None = Field(
+        None, description="Name of the served model; by default the one there is."
+    )
     n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
     temperature: Annotated[float, Field(ge=0)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -97,8 +104,12 @@ class Generation(Strict):
     cache_salt: Annotated[str, Field(max_length=256)] | None = Field(
         None, description="Requests with different salts never share cached bytes."
     )
-    priority: Annotated[int, Field(ge=-INT32, le=INT32)] | None = Field(None, description="Higher goes first; 0 by default.")
-    explain_cache: bool | None = Field(None, description="Say in the field `cache` why the prompt hit what it hit.")
+    priority: Annotated[int, Field(ge=-INT32, le=INT32)] | None = Field(
+        None, description="Higher goes first; 0 by default."
+    )
+    explain_cache: bool | None = Field(
+        None, description="Say in the field `cache` why the prompt hit what it hit."
+    )
 
     user: str | None = None
     metadata: dict[str, str] | None = None
@@ -114,7 +125,11 @@ class CompletionRequest(Generation):
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=NUM_LOGPROBS)] | None = None
     cache_marks: Annotated[list[Count], Field(max_length=MAX_MARKS)] | None = Field(
-        None, description="Numbers of prompt tokens after which other prompts will go on differently; needs a single prompt."
+        None,
+        description=(
+            "Numbers of prompt tokens after which other prompts will go on differently; needs a"
+            " single prompt."
+        ),
     )
     best_of: Annotated[int, Field(ge=1, le=MAX_N)] | None = Field(None, description="Must equal n.")
     suffix: Literal[""] | None = None

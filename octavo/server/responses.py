@@ -1,7 +1,7 @@
 """What clients get: the records of the OpenAI API, and what octavo adds to them.
 
-Owns the response models. A field without a default is always there, null included; one with a default is there where it was
-asked for (models are written with ``exclude_unset``).
+Owns the response models. A field without a default is always there, null included; one with a
+default is there where it was asked for (models are written with ``exclude_unset``).
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ PromptLogprobs = list[dict[str, ScoredToken] | None]
 
 
 class CompletionLogprobs(BaseModel):
-    """Lists with one item per token. text_offset: where the token begins in the choice's whole text."""
+    """Lists with one item per token. text_offset: where the token begins in the choice's whole
+    text.
+    """
 
     tokens: list[str]
     token_logprobs: list[float | None]

@@ -1,7 +1,8 @@
 """One server process: its socket, its signals, its end.
 
-Owns graceful shutdown. On SIGTERM or SIGINT the engine takes nothing new (clients get 503), running requests get their time,
-then connections are closed and the process ends; a second signal ends their time. Knows uvicorn; knows no endpoint.
+Owns graceful shutdown. On SIGTERM or SIGINT the engine takes nothing new (clients get 503), running
+requests get their time, then connections are closed and the process ends; a second signal ends
+their time. Knows uvicorn; knows no endpoint.
 """
 
 from __future__ import annotations
@@ -26,12 +27,16 @@ FLUSH_SECONDS = 3
 """What slow readers get for the rest of their responses once the engine is closed."""
 
 KEEP_ALIVE_SECONDS = 75
-"""Idle connections stay longer than clients and proxies keep them (5 to 60 s, as a rule): of two that hang up, the one who asks
-must be the first, or a request meets a connection that is being closed and is lost."""
+"""Idle connections stay longer than clients and proxies keep them (5 to 60 s, as a rule): of two
+that hang up, the one who asks must be the first, or a request meets a connection that is being
+closed and is lost.
+"""
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket that is taken but does not listen yet. Raises ConfigError where the address cannot be had."""
+    """A socket that is taken but does not listen yet. Raises ConfigError where the address cannot
+    be had.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     taken = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -44,7 +49,9 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def listen(taken: socket.socket) -> None:
-    """Let connections come. Raises ConfigError where somebody who was bound to the same address listens already."""
+    """Let connections come. Raises ConfigError where somebody who was bound to the same address
+    listens already.
+    """
     try:
         taken.listen()
     except OSError as error:
@@ -54,7 +61,9 @@ def listen(taken: socket.socket) -> None:
 
 def _unusable(host: str, port: int, error: Exception) -> ConfigError:
     said = getattr(error, "strerror", None) or error
-    return ConfigError(f"port {port} of {host} cannot be used: {said}; choose others with --host and --port")
+    return ConfigError(
+        f"port {port} of {host} cannot be used: {said}; choose others with --host and --port"
+    )
 
 
 def url(taken: socket.socket) -> str:
@@ -65,9 +74,13 @@ def url(taken: socket.socket) -> str:
 
 
 class Server(uvicorn.Server):
-    """uvicorn that closes the engine before its connections. ready: called once requests are taken."""
+    """uvicorn that closes the engine before its connections. ready: called once requests are
+    taken.
+    """
 
-    def __init__(self, app: FastAPI, engine: AsyncLLM, *, shutdown_timeout: float, ready: Callable[[], None]) -> None:
+    def __init__(
+        self, app: FastAPI, engine: AsyncLLM, *, shutdown_timeout: float, ready: Callable[[], None]
+    ) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -92,7 +105,9 @@ class Server(uvicorn.Server):
             self._ready()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Called by signals. Not noted for uvicorn to raise again: an orderly end is no death by signal."""
+        """Called by signals. Not noted for uvicorn to raise again: an orderly end is no death by
+        signal.
+        """
         if self._loop is None:
             self.should_exit = True
         else:

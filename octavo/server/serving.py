@@ -1,6 +1,8 @@
-"""What all endpoints share: the engine, the name it is served by, and how a request becomes streams of tokens.
+"""What all endpoints share: the engine, the name it is served by, and how a request becomes streams
+of tokens.
 
-Owns ``Serving``, the reading of sampling fields, and the counting of tokens. Knows no response format.
+Owns ``Serving``, the reading of sampling fields, and the counting of tokens. Knows no response
+format.
 """
 
 from __future__ import annotations
@@ -26,9 +28,20 @@ if TYPE_CHECKING:
     from octavo.engine.aio import AsyncLLM
 
 COMMON = (
-    "n", "temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "top_k", "min_p", "repetition_penalty",
-    "min_tokens", "stop", "stop_token_ids", "ignore_eos",
-)  # fmt: skip
+    "n",
+    "temperature",
+    "top_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "min_tokens",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+)
 """Fields that requests and ``SamplingParams`` have in common."""
 
 
@@ -53,7 +66,9 @@ class Serving:
     def check_model(self, name: str | None) -> None:
         """Raise ModelNotFoundError for a model that is not served here."""
         if name is not None and name != self.name:
-            raise ModelNotFoundError(f"The model `{name}` does not exist here; this server has `{self.name}`")
+            raise ModelNotFoundError(
+                f"The model `{name}` does not exist here; this server has `{self.name}`"
+            )
 
     def start(
         self,
@@ -66,12 +81,16 @@ class Serving:
     ) -> AsyncGenerator[tuple[int, RequestDelta], None]:
         """Streams of all prompts as one. Nothing is computed before it is iterated.
 
-        Raises ConfigError for more continuations than the engine ever takes at once: waiting would not help.
+        Raises ConfigError for more continuations than the engine ever takes at once: waiting would
+        not help.
         """
         wanted, most = len(prompts) * params.n, self.engine.max_unfinished
         if wanted > most:
             field = "n" if len(prompts) == 1 else "prompt"
-            raise ConfigError(f"{field} asks for {wanted} continuations; this server runs and queues {most} at once")
+            raise ConfigError(
+                f"{field} asks for {wanted} continuations; this server runs and queues {most} at"
+                " once"
+            )
         streams = [
             self.engine.stream(
                 prompt,

@@ -1,4 +1,5 @@
-"""Many engine streams as one, tied to a client: whoever hangs up ends what was being computed for him.
+"""Many engine streams as one, tied to a client: whoever hangs up ends what was being computed for
+him.
 
 Owns cancellation and server-sent events. Knows nothing of what is streamed.
 """
@@ -30,7 +31,9 @@ def event(chunk: BaseModel) -> str:
 
 
 async def until_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of ``work``, which is cancelled when the client hangs up. Raises ClientDisconnect then."""
+    """The result of ``work``, which is cancelled when the client hangs up. Raises ClientDisconnect
+    then.
+    """
     task, watcher = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))
     try:
         await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
@@ -49,7 +52,8 @@ async def _gone(receive: Receive) -> None:
 
 
 async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
-    """(stream, item) as items come; nothing before every stream has given one, so that none is refused after that.
+    """(stream, item) as items come; nothing before every stream has given one, so that none is
+    refused after that.
 
     The first error ends all. Closing this closes every stream.
     """
@@ -78,7 +82,9 @@ async def _next(stream: AsyncGenerator[T, None]) -> T | None:
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events: ``first``, the rest, and ``[DONE]``; or an error where one comes, and the end."""
+    """Server-sent events: ``first``, the rest, and ``[DONE]``; or an error where one comes, and the
+    end.
+    """
 
     def __init__(self, first: str, rest: AsyncGenerator[str, None]) -> None:
         self._chunks = _events(first, rest)

@@ -1,1 +1,3 @@
-"""Seeded simulation of scheduler and cache with a fake runner that checks every byte's owner. Torch-free."""
+"""Seeded simulation of scheduler and cache with a fake runner that checks every byte's owner.
+Torch-free.
+"""

@@ -1,6 +1,7 @@
 """Who sends requests in a simulation: conversations that share prefixes, resend, branch and go on.
 
-Owns the shapes of prompts and sampling parameters, all drawn from one seeded generator. Knows no scheduler and no cache.
+Owns the shapes of prompts and sampling parameters, all drawn from one seeded generator. Knows no
+scheduler and no cache.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ REMEMBERED = 24
 
 
 class Clients:
-    """Makes requests whose prompts share prefixes as real traffic does, over tokens ``[0, vocab_size)``."""
+    """Makes requests whose prompts share prefixes as real traffic does, over tokens ``[0,
+    vocab_size)``.
+    """
 
     def __init__(self, rng: Random, *, vocab_size: int, max_model_len: int) -> None:
         self._rng = rng
@@ -62,7 +65,12 @@ class Clients:
     def _length(self) -> int:
         rng, longest = self._rng, self._max_model_len
         return rng.choice(
-            (rng.randint(1, 6), rng.randint(1, longest // 2), rng.randint(1, longest), rng.randint(longest, longest + 2))
+            (
+                rng.randint(1, 6),
+                rng.randint(1, longest // 2),
+                rng.randint(1, longest),
+                rng.randint(longest, longest + 2),
+            )
         )
 
     def _tokens(self, count: int) -> list[int]:

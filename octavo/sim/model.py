@@ -1,7 +1,8 @@
-"""Models for the simulator: groups built from laws alone or read from a config, on arenas small enough to be always in trouble.
+"""Models for the simulator: groups built from laws alone or read from a config, on arenas small
+enough to be always in trouble.
 
-Owns the zoo of law mixtures and how a seed picks sizes. Knows laws, groups and layouts; knows no kinds, no requests and no
-scheduler.
+Owns the zoo of law mixtures and how a seed picks sizes. Knows laws, groups and layouts; knows no
+kinds, no requests and no scheduler.
 """
 
 from __future__ import annotations
@@ -57,11 +58,18 @@ def toy_names() -> tuple[str, ...]:
 
 
 def toy_layout(
-    groups: Sequence[ToyGroup], *, hash_unit: int, slab_pages: int, num_slabs: int, max_model_len: int, slack_units: int = 0
+    groups: Sequence[ToyGroup],
+    *,
+    hash_unit: int,
+    slab_pages: int,
+    num_slabs: int,
+    max_model_len: int,
+    slack_units: int = 0,
 ) -> CacheLayout:
     """Build a layout by hand.
 
-    slab_pages: pages of the largest group in one slab; slack_units: units by which a slab is larger than that.
+    slab_pages: pages of the largest group in one slab; slack_units: units by which a slab is larger
+        than that.
     """
     made = [_group(toy, index) for index, toy in enumerate(groups)]
     formats = [group.page_format(toy.block_tokens) for group, toy in zip(made, groups, strict=True)]
@@ -75,23 +83,40 @@ def toy_layout(
             fixed = min(fixed, blocks)
             turning = min(turning, max(1, blocks - fixed))
         bucket = buckets.index(page_units)
-        layouts.append(GroupLayout(group=group, format=fmt, bucket=bucket, page_units=page_units, fixed=fixed, turning=turning))
+        layouts.append(
+            GroupLayout(
+                group=group,
+                format=fmt,
+                bucket=bucket,
+                page_units=page_units,
+                fixed=fixed,
+                turning=turning,
+            )
+        )
     arena = ArenaLayout(
-        unit_bytes=UNIT_BYTES, slab_units=slab_pages * max(units) + slack_units, num_slabs=num_slabs, page_units=buckets
+        unit_bytes=UNIT_BYTES,
+        slab_units=slab_pages * max(units) + slack_units,
+        num_slabs=num_slabs,
+        page_units=buckets,
     )
-    return CacheLayout(groups=tuple(layouts), arena=arena, hash_unit=hash_unit, max_model_len=max_model_len)
+    return CacheLayout(
+        groups=tuple(layouts), arena=arena, hash_unit=hash_unit, max_model_len=max_model_len
+    )
 
 
 def _group(toy: ToyGroup, index: int) -> Group:
-    stream = Stream(name="toy", law=toy.law, fields=(Field(name="x", shape=(toy.entry_bytes,), dtype="uint8"),))
+    stream = Stream(
+        name="toy", law=toy.law, fields=(Field(name="x", shape=(toy.entry_bytes,), dtype="uint8"),)
+    )
     return Group(law=toy.law, members=(Member(layer=index, mixer="toy", stream=stream),))
 
 
 def draw_model(rng: Random, name: str | None = None) -> tuple[str, CacheLayout]:
-    """A toy model, by name or any, or the model of a ``config.json``, with sizes drawn from ``rng``.
+    """A toy model, by name or any, or the model of a ``config.json``, with sizes drawn from
+    ``rng``.
 
-    name: of the zoo, or the path of a config or of its directory. Raises ConfigError for anything else, UnsupportedError for a
-    model that octavo cannot run.
+    name: of the zoo, or the path of a config or of its directory. Raises ConfigError for anything
+    else, UnsupportedError for a model that octavo cannot run.
     """
     drawn = rng.choice(toy_names())
     name = drawn if name is None else name
@@ -100,14 +125,22 @@ def draw_model(rng: Random, name: str | None = None) -> tuple[str, CacheLayout]:
         return name, _draw_toy(rng, laws)
     path = Path(name)
     if not path.exists():
-        raise ConfigError(f"model {name!r} is no toy model and no path of a config.json; toys: {', '.join(toy_names())}")
+        raise ConfigError(
+            f"model {name!r} is no toy model and no path of a config.json; toys:"
+            f" {', '.join(toy_names())}"
+        )
     return name, _draw_sizes(rng, make_groups(read_spec(load_config(path)), "bfloat16"))
 
 
 def _draw_toy(rng: Random, laws: tuple[Law, ...]) -> CacheLayout:
     hash_unit = rng.choice((1, 2, 3, 4))
     blocks = [block for block in range(1, 9) if nests(block, hash_unit)]
-    toys = [ToyGroup(law=law, block_tokens=rng.choice(blocks), entry_bytes=64 * rng.choice((1, 1, 2, 5))) for law in laws]
+    toys = [
+        ToyGroup(
+            law=law, block_tokens=rng.choice(blocks), entry_bytes=64 * rng.choice((1, 1, 2, 5))
+        )
+        for law in laws
+    ]
     return toy_layout(
         toys,
         hash_unit=hash_unit,

@@ -1,8 +1,9 @@
-"""Deterministic simulation: the real scheduler and cache, a fake runner, and trouble, all from one seed.
+"""Deterministic simulation: the real scheduler and cache, a fake runner, and trouble, all from one
+seed.
 
-Owns ``run``: a safety phase with faults (aborts, exhaustion, preemption storms, late and lost steps, changing budgets), then
-healing, then a liveness phase in which every live request must finish. Knows the scheduler's public face only. A failure
-names the one command that replays it.
+Owns ``run``: a safety phase with faults (aborts, exhaustion, preemption storms, late and lost
+steps, changing budgets), then healing, then a liveness phase in which every live request must
+finish. Knows the scheduler's public face only. A failure names the one command that replays it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ class SimulationError(OctavoError):
 
 @dataclass(frozen=True, kw_only=True)
 class SimReport:
-    """What one seed did. digest: hex hash of every plan and result; equal seeds give equal digests."""
+    """What one seed did. digest: hex hash of every plan and result; equal seeds give equal
+    digests.
+    """
 
     seed: int
     model: str
@@ -53,7 +56,9 @@ class SimReport:
 
 @dataclass(frozen=True, kw_only=True)
 class Weather:
-    """How rough one seed is: chances per tick, how many steps may be in flight, how many requests may be live."""
+    """How rough one seed is: chances per tick, how many steps may be in flight, how many requests
+    may be live.
+    """
 
     arrival: float
     burst: int
@@ -70,7 +75,9 @@ CALM = Weather(arrival=0, burst=0, abort=0, loss=0, budget_change=0, late=0.2, d
 
 
 def _rng(seed: int, purpose: str) -> Random:
-    """A generator of its own for every purpose, so that one draw more in one place leaves the others alone."""
+    """A generator of its own for every purpose, so that one draw more in one place leaves the
+    others alone.
+    """
     return Random(f"octavo/{seed}/{purpose}")
 
 
@@ -122,14 +129,18 @@ class World:
         self.weather = _draw_weather(setup)
         vocab_size = setup.choice((2, 2, 3, 5))
         self.scheduler = make_scheduler(self.layout, setup)
-        self.clients = Clients(_rng(seed, "clients"), vocab_size=vocab_size, max_model_len=self.layout.max_model_len)
+        self.clients = Clients(
+            _rng(seed, "clients"), vocab_size=vocab_size, max_model_len=self.layout.max_model_len
+        )
         self.live: dict[str, Request] = {}
-        self.runner = FakeRunner(self.layout, vocab_size=vocab_size, watch=CacheWatch(self.scheduler, self.live))
+        self.runner = FakeRunner(
+            self.layout, vocab_size=vocab_size, watch=CacheWatch(self.scheduler, self.live)
+        )
         self.flights: deque[_Flight] = deque()
         self.tally = _Tally()
         self._digest = blake2b(digest_size=16)
 
-    # -- one tick ----------------------------------------------------------------------------------------------------------
+    # -- one tick ----------------------------------------------------------------------------------
 
     def tick(self, weather: Weather) -> None:
         """Arrivals and faults, then schedule, then perhaps a receipt."""
@@ -166,9 +177,13 @@ class World:
         params = request.params
         ends = {*params.stop_token_ids, *(() if params.ignore_eos else request.eos_token_ids)}
         self.runner.register(
-            request.request_id, request.prompt_token_ids, params, request.cache_salt,
-            branch=request.branch, ends=frozenset(ends),
-        )  # fmt: skip
+            request.request_id,
+            request.prompt_token_ids,
+            params,
+            request.cache_salt,
+            branch=request.branch,
+            ends=frozenset(ends),
+        )
         self.live[request.request_id] = request
 
     def _abort(self, request_id: str) -> None:
@@ -177,7 +192,12 @@ class World:
             raise Violation(f"abort says that {request_id}, which is live, is unknown")
         if self.scheduler.abort(request_id):
             raise Violation(f"abort finds {request_id} a second time")
-        check_finished(request, self.runner.truths[request_id], max_model_len=self.layout.max_model_len, aborted=True)
+        check_finished(
+            request,
+            self.runner.truths[request_id],
+            max_model_len=self.layout.max_model_len,
+            aborted=True,
+        )
         self.tally.aborted += 1
         self._note("abort", request_id)
 
@@ -186,7 +206,8 @@ class World:
         self.scheduler.max_num_seqs = rng.choice((1, 2, 4, 8))
 
     def _launch(self, weather: Weather) -> bool:
-        """Schedule a step and run it. A step behind a lost one is lost too: the device is gone until its receipts are in.
+        """Schedule a step and run it. A step behind a lost one is lost too: the device is gone
+        until its receipts are in.
 
         In calm weather nobody launches behind a lost step, or the losses would never end.
         """
@@ -200,7 +221,9 @@ class World:
         self._note_plan(plan)
         lost = failing or self.faults.random() < weather.loss
         self.tally.lost_steps += lost
-        self.flights.append(_Flight(plan=plan, result=self.runner.lose(plan) if lost else self.runner.execute(plan)))
+        self.flights.append(
+            _Flight(plan=plan, result=self.runner.lose(plan) if lost else self.runner.execute(plan))
+        )
         self.scheduler.check()
         for name in plan.request_ids:
             check_peak(self.scheduler, self.live[name])
@@ -216,7 +239,9 @@ class World:
                 self.tally.forks += 1
                 self._meet(request)
         self.runner.settle(flight.plan.step)
-        self._note("commit", flight.result.step, sorted(flight.result.tokens.items()), flight.result.failed)
+        self._note(
+            "commit", flight.result.step, sorted(flight.result.tokens.items()), flight.result.failed
+        )
         for request in self.live.values():
             check_output(request, self.runner.truths[request.request_id])
         for request in finished:
@@ -226,7 +251,12 @@ class World:
         name = request.request_id
         if self.live.pop(name, None) is not request:
             raise Violation(f"{name} is reported finished, and is not live")
-        check_finished(request, self.runner.truths[name], max_model_len=self.layout.max_model_len, aborted=False)
+        check_finished(
+            request,
+            self.runner.truths[name],
+            max_model_len=self.layout.max_model_len,
+            aborted=False,
+        )
         self.clients.remember((*request.prompt_token_ids, *request.output_token_ids))
         self.tally.finished += 1
         self.tally.hits += request.num_cached_tokens > 0
@@ -234,7 +264,7 @@ class World:
         self.tally.preemptions += request.num_preemptions
         self._note("finish", name, request.output_token_ids, str(request.finish_reason))
 
-    # -- two phases --------------------------------------------------------------------------------------------------------
+    # -- two phases --------------------------------------------------------------------------------
 
     def safety(self, steps: int) -> None:
         """Ticks in bad weather."""
@@ -252,7 +282,10 @@ class World:
             before = (self.tally.steps, len(self.live), len(self.flights))
             self.tick(CALM)
             if before == (self.tally.steps, len(self.live), len(self.flights)) and not self.flights:
-                raise Violation(f"nothing is in flight, nothing is scheduled, and {sorted(self.live)} wait for ever")
+                raise Violation(
+                    f"nothing is in flight, nothing is scheduled, and {sorted(self.live)} wait for"
+                    " ever"
+                )
         if self.live or self.flights:
             raise Violation(f"after {bound} calm ticks {sorted(self.live)} have not ended")
         if self.scheduler.has_work or self.scheduler.schedule() is not None:
@@ -267,15 +300,19 @@ class World:
         self.scheduler.max_num_batched_tokens = max(8, self.scheduler.max_num_batched_tokens)
         self.scheduler.max_num_seqs = max(2, self.scheduler.max_num_seqs)
 
-    # -- the record --------------------------------------------------------------------------------------------------------
+    # -- the record --------------------------------------------------------------------------------
 
     def _note(self, *facts: object) -> None:
         self._digest.update(repr(facts).encode())
 
     def _note_plan(self, plan: StepPlan) -> None:
-        self._note(plan.step, plan.request_ids, plan.start.tolist(), plan.stop.tolist(), plan.copies)
+        self._note(
+            plan.step, plan.request_ids, plan.start.tolist(), plan.stop.tolist(), plan.copies
+        )
         for step in plan.groups:
-            self._note(step.fresh.tolist(), step.write_page.tolist(), step.table[step.rows].tolist())
+            self._note(
+                step.fresh.tolist(), step.write_page.tolist(), step.table[step.rows].tolist()
+            )
 
     def report(self) -> SimReport:
         """What happened so far."""
@@ -315,8 +352,8 @@ def replay_command(*, seed: int, steps: int, config: str | None) -> str:
 def run(*, seed: int, steps: int = DEFAULT_STEPS, config: str | None = None) -> SimReport:
     """Simulate one seed: ``steps`` ticks of trouble, then healing until every request has ended.
 
-    config: a toy model's name or the path of a ``config.json``; None draws a toy model from the seed.
-    Raises SimulationError with the replay command where anything is wrong.
+    config: a toy model's name or the path of a ``config.json``; None draws a toy model from the
+    seed. Raises SimulationError with the replay command where anything is wrong.
     """
     try:
         world = World(seed=seed, config=config)

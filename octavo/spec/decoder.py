@@ -1,6 +1,7 @@
 """What a plain decoder-only transformer needs beyond its layers' kinds. Torch-free.
 
-Owns ``DecoderOptions``: the content of ``ModelSpec.options`` for families whose module is ``octavo.nn.decoder:Decoder``.
+Owns ``DecoderOptions``: the content of ``ModelSpec.options`` for families whose module is
+``octavo.nn.decoder:Decoder``.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ Placement = Literal["pre", "post", "sandwich", "parallel"]
 class DecoderOptions:
     """Shapes and quirks outside the mixers.
 
-    norm: style of all norms. placement: where a layer has them: ahead of mixer and MLP (``pre``), behind them before the
-    residual is added (``post``, OLMo 2), both (``sandwich``, Gemma), or one ahead of both, which run side by side
-    (``parallel``, Cohere). embed_scale: factor of the embeddings, rounded to the model's dtype as Transformers does.
-    pre_layers: indices of layers whose norms are ``pre`` whatever ``placement`` says. logit_scale: factor of the
+    norm: style of all norms. placement: where a layer has them: ahead of mixer and MLP (``pre``),
+    behind them before the residual is added (``post``, OLMo 2), both (``sandwich``, Gemma), or one
+    ahead of both, which run side by side (``parallel``, Cohere). embed_scale: factor of the
+    embeddings, rounded to the model's dtype as Transformers does.
+    pre_layers: indices of layers whose norms are ``pre`` whatever ``placement`` says. logit_scale:
+        factor of the
     logits. logit_softcap: cap of the logits. moe: layers that have experts instead of an MLP.
     """
 
@@ -46,12 +49,16 @@ class DecoderOptions:
 
     def __post_init__(self) -> None:
         if self.activation not in ACTIVATIONS:
-            raise UnsupportedError(f"hidden_act {self.activation!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
+            raise UnsupportedError(
+                f"hidden_act {self.activation!r} is not supported; supported:"
+                f" {', '.join(ACTIVATIONS)}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
 class WeightedOptions(DecoderOptions):
-    """Options of ``octavo.nn.weighted:WeightedDecoder``: factors of the normed input and of what is added to it.
+    """Options of ``octavo.nn.weighted:WeightedDecoder``: factors of the normed input and of what is
+    added to it.
 
     mixer_factors: of each layer's mixer. mlp_factors: of every MLP.
     """

@@ -1,7 +1,7 @@
 """What models that mix attention with layers of a state need beyond a plain decoder. Torch-free.
 
-Owns ``SoloOptions``, ``HybridOptions`` and ``SharedOptions``: the content of ``ModelSpec.options`` for the decoders of
-``octavo.nn.hybrid`` and ``octavo.nn.shared``.
+Owns ``SoloOptions``, ``HybridOptions`` and ``SharedOptions``: the content of ``ModelSpec.options``
+for the decoders of ``octavo.nn.hybrid`` and ``octavo.nn.shared``.
 """
 
 from __future__ import annotations
@@ -20,23 +20,28 @@ PLAIN_ACTIVATION = "relu2"
 class SoloOptions(DecoderOptions):
     """Layers of one norm and one thing each: a mixer, an MLP without a gate, or experts.
 
-    ``activation`` is that of MLPs and experts. wide_residual: layers add to a float32 sum, whatever the model's dtype.
+    ``activation`` is that of MLPs and experts. wide_residual: layers add to a float32 sum, whatever
+    the model's dtype.
     """
 
     wide_residual: bool = False
 
     def __post_init__(self) -> None:
         if self.activation != PLAIN_ACTIVATION:
-            raise UnsupportedError(f"mlp_hidden_act {self.activation!r} is not supported; supported: {PLAIN_ACTIVATION}")
+            raise UnsupportedError(
+                f"mlp_hidden_act {self.activation!r} is not supported; supported:"
+                f" {PLAIN_ACTIVATION}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
 class HybridOptions(DecoderOptions):
     """Layers of mixers side by side and an MLP, with factors.
 
-    residual_scale: of what mixers and MLP add. in_scales, out_scales: of a mixer's input and output, by its name.
-    gate_scale, down_scale: of the gate ahead of its activation, and of the MLP's output. shared_only: the MLP is the shared
-    expert of layers that have no others.
+    residual_scale: of what mixers and MLP add. in_scales, out_scales: of a mixer's input and
+        output, by its name.
+    gate_scale, down_scale: of the gate ahead of its activation, and of the MLP's output.
+    shared_only: the MLP is the shared expert of layers that have no others.
     """
 
     residual_scale: float = 1.0
@@ -49,9 +54,11 @@ class HybridOptions(DecoderOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class SharedOptions(DecoderOptions):
-    """Layers with a state, some of them behind one of a few transformer blocks that they share (Zamba2).
+    """Layers with a state, some of them behind one of a few transformer blocks that they share
+    (Zamba2).
 
-    blocks: how many there are, used in turn. adapter_rank: of the low-rank terms that every use of a block has of its own.
+    blocks: how many there are, used in turn. adapter_rank: of the low-rank terms that every use of
+        a block has of its own.
     attention_adapters: also of queries, keys and values.
     """
 

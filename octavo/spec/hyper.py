@@ -1,4 +1,5 @@
-"""What DeepSeek-V4 needs beyond a plain decoder: several residual streams, and layers whose experts a table names. Torch-free.
+"""What DeepSeek-V4 needs beyond a plain decoder: several residual streams, and layers whose experts
+a table names. Torch-free.
 
 Owns ``HyperOptions``: the content of ``ModelSpec.options`` for ``octavo.nn.hyper``.
 """
@@ -15,8 +16,10 @@ from octavo.spec.moe import MoEOptions
 class HyperOptions(DecoderOptions):
     """A decoder with manifold-constrained hyper-connections (Xie et al. 2026).
 
-    streams: residual streams of a token. rounds: how often the map between streams is normalised along rows and columns.
-    floor: what is added ahead of divisions. hashed: experts of the layers that it names, in place of ``moe``.
+    streams: residual streams of a token. rounds: how often the map between streams is normalised
+        along rows and columns.
+    floor: what is added ahead of divisions. hashed: experts of the layers that it names, in place
+        of ``moe``.
     """
 
     streams: int

@@ -1,10 +1,13 @@
-"""Latent attention's parameters and entries: one shared latent vector per token or per group of tokens. Torch-free.
+"""Latent attention's parameters and entries: one shared latent vector per token or per group of
+tokens. Torch-free.
 
-Owns ``LatentParams`` (DeepSeek's MLA) and ``CompressedParams`` (DeepSeek-V4), their reading from normalized configs, and the
-layouts of their entries in every dtype. Knows no law: which entries live how long is what makes the kinds different.
+Owns ``LatentParams`` (DeepSeek's MLA) and ``CompressedParams`` (DeepSeek-V4), their reading from
+normalized configs, and the
+layouts of their entries in every dtype. Knows no law: which entries live how long is what makes the
+kinds different.
 
-Layouts of quantised entries are those of DeepSeek's FlashMLA and of vLLM: the part without position in fp8 with its scales,
-the rotated part in bfloat16.
+Layouts of quantised entries are those of DeepSeek's FlashMLA and of vLLM: the part without position
+in fp8 with its scales, the rotated part in bfloat16.
 """
 
 from __future__ import annotations
@@ -36,10 +39,13 @@ COMPRESSED_FP8_BLOCK: Final = 64
 class LatentParams:
     """Shapes and numbers of multi-head latent attention (DeepSeek-V2, 2024).
 
-    What is kept per token is a latent of ``kv_lora_rank`` elements behind its norm and one rotated key of ``rope_dim`` that all
-    heads share. q_lora_rank: None where queries come from the hidden state directly. rope: of the last ``rope_dim`` elements of
-    queries and keys; None where nothing is rotated, and in parameters for planning. norm_eps: of the norms of both latents.
-    bias: of the projections from and to the hidden state, but for queries that come from it directly.
+    What is kept per token is a latent of ``kv_lora_rank`` elements behind its norm and one rotated
+    key of ``rope_dim`` that all
+    heads share. q_lora_rank: None where queries come from the hidden state directly. rope: of the
+    last ``rope_dim`` elements of queries and keys; None where nothing is rotated, and in parameters
+    for planning. norm_eps: of the norms of both latents.
+    bias: of the projections from and to the hidden state, but for queries that come from it
+        directly.
     """
 
     hidden_size: int
@@ -55,18 +61,27 @@ class LatentParams:
 
     @property
     def scale(self) -> float:
-        """Factor of the scores: a head's size, and the square of YaRN's magnitude by ``mscale_all_dim``."""
+        """Factor of the scores: a head's size, and the square of YaRN's magnitude by
+        ``mscale_all_dim``.
+        """
         scale, rope = float(self.nope_dim + self.rope_dim) ** -0.5, self.rope
-        if rope is None or rope.rope_type == "default" or not rope.mscale_all_dim or rope.factor <= 1:
+        if (
+            rope is None
+            or rope.rope_type == "default"
+            or not rope.mscale_all_dim
+            or rope.factor <= 1
+        ):
             return scale
         return scale * (0.1 * rope.mscale_all_dim * math.log(rope.factor) + 1.0) ** 2
 
 
 def read_latent(config: Config, layer_type: str) -> LatentParams:
-    """Parameters of layers of ``layer_type`` by DeepSeek's key names. Raises ConfigError or UnsupportedError naming the field.
+    """Parameters of layers of ``layer_type`` by DeepSeek's key names. Raises ConfigError or
+    UnsupportedError naming the field.
 
-    ``rope_parameters`` may be one mapping per layer type, with None where nothing is rotated. Classes of Transformers give the
-    latents' norms an epsilon of their own, 1e-6; a family in which it is another sets ``latent_norm_eps``.
+    ``rope_parameters`` may be one mapping per layer type, with None where nothing is rotated.
+    Classes of Transformers give the latents' norms an epsilon of their own, 1e-6; a family in which
+    it is another sets ``latent_norm_eps``.
     """
     return LatentParams(
         hidden_size=count(config, "hidden_size"),
@@ -83,7 +98,9 @@ def read_latent(config: Config, layer_type: str) -> LatentParams:
 
 
 def latent_stream(params: LatentParams, dtypes: CacheDtypes) -> Stream:
-    """Latent and rotated key of every token, in one dtype: 576 elements for every DeepSeek model."""
+    """Latent and rotated key of every token, in one dtype: 576 elements for every DeepSeek
+    model.
+    """
     fields = (
         Field(name="latent", shape=(params.kv_lora_rank,), dtype=dtypes.kv),
         Field(name="rope", shape=(params.rope_dim,), dtype=dtypes.kv),
@@ -92,25 +109,33 @@ def latent_stream(params: LatentParams, dtypes: CacheDtypes) -> Stream:
 
 
 def sparse_latent_stream(params: LatentParams, dtypes: CacheDtypes) -> Stream:
-    """As ``latent_stream``; in fp8 with scales and the rotated key in bfloat16: 512 + 4 x 4 + 64 x 2 = 656 bytes in V3.2."""
+    """As ``latent_stream``; in fp8 with scales and the rotated key in bfloat16: 512 + 4 x 4 + 64 x
+    2 = 656 bytes in V3.2.
+    """
     if dtypes.kv != FP8:
         return latent_stream(params, dtypes)
     fields = (
         Field(name="latent", shape=(params.kv_lora_rank,), dtype=FP8),
-        Field(name="scale", shape=(ceil_div(params.kv_lora_rank, SPARSE_FP8_BLOCK),), dtype="float32"),
+        Field(
+            name="scale", shape=(ceil_div(params.kv_lora_rank, SPARSE_FP8_BLOCK),), dtype="float32"
+        ),
         Field(name="rope", shape=(params.rope_dim,), dtype="bfloat16"),
     )
     return Stream(name="latent", law=Everything(), fields=fields)
 
 
 def index_stream(dim: int, dtypes: CacheDtypes, *, stride: int = 1) -> Stream:
-    """One index key of ``dim`` elements per ``stride`` tokens, kept for ever: 132 bytes in fp8 and 68 in fp4 for 128 elements.
+    """One index key of ``dim`` elements per ``stride`` tokens, kept for ever: 132 bytes in fp8 and
+    68 in fp4 for 128 elements.
 
     Raises ConfigError where fp4 cannot pair the elements.
     """
     fields: tuple[Field, ...] = (Field(name="key", shape=(dim,), dtype=dtypes.index_keys),)
     if dtypes.index_keys == FP8:
-        fields = (*fields, Field(name="scale", shape=(ceil_div(dim, INDEX_FP8_BLOCK),), dtype="float32"))
+        fields = (
+            *fields,
+            Field(name="scale", shape=(ceil_div(dim, INDEX_FP8_BLOCK),), dtype="float32"),
+        )
     elif dtypes.index_keys == FP4:
         if dim % 2:
             raise ConfigError(f"index_head_dim {dim} is odd; fp4 keeps two elements in a byte")
@@ -121,11 +146,13 @@ def index_stream(dim: int, dtypes: CacheDtypes, *, stride: int = 1) -> Stream:
 
 @dataclass(frozen=True, kw_only=True)
 class CompressedParams:
-    """Shapes and numbers of DeepSeek-V4's attention: one head whose entries are key and value at once.
+    """Shapes and numbers of DeepSeek-V4's attention: one head whose entries are key and value at
+    once.
 
-    rope_dim: elements of queries and entries, their last, that are rotated. window: tokens that every layer sees uncompressed,
-    the query's own included. q_lora_rank: of the latent that all queries come from. o_groups: groups of heads whose outputs are
-    each projected to o_lora_rank elements ahead of the output projection. rope: None in parameters for planning.
+    rope_dim: elements of queries and entries, their last, that are rotated. window: tokens that
+    every layer sees uncompressed, the query's own included. q_lora_rank: of the latent that all
+    queries come from. o_groups: groups of heads whose outputs are each projected to o_lora_rank
+    elements ahead of the output projection. rope: None in parameters for planning.
     """
 
     hidden_size: int
@@ -141,9 +168,13 @@ class CompressedParams:
 
     def __post_init__(self) -> None:
         if not 0 < self.rope_dim < self.head_dim:
-            raise ConfigError(f"qk_rope_head_dim {self.rope_dim} must be less than head_dim {self.head_dim}")
+            raise ConfigError(
+                f"qk_rope_head_dim {self.rope_dim} must be less than head_dim {self.head_dim}"
+            )
         if self.num_heads % self.o_groups:
-            raise ConfigError(f"o_groups {self.o_groups} must divide num_attention_heads {self.num_heads}")
+            raise ConfigError(
+                f"o_groups {self.o_groups} must divide num_attention_heads {self.num_heads}"
+            )
 
     @property
     def scale(self) -> float:
@@ -152,7 +183,8 @@ class CompressedParams:
 
 
 def read_compressed(config: Config, rotation: str, *, window: int) -> CompressedParams:
-    """Parameters by DeepSeek-V4's key names, but for the window, rotated as ``rope_parameters[rotation]`` says.
+    """Parameters by DeepSeek-V4's key names, but for the window, rotated as
+    ``rope_parameters[rotation]`` says.
 
     Raises ConfigError or UnsupportedError naming the field.
     """
@@ -170,24 +202,36 @@ def read_compressed(config: Config, rotation: str, *, window: int) -> Compressed
     )
 
 
-def entry_stream(name: str, params: CompressedParams, law: Law, dtypes: CacheDtypes, *, stride: int = 1) -> Stream:
-    """Entries that are key and value at once. In fp8: 448 + 64 x 2 + 8 (7 exponents, padded) = 584."""
+def entry_stream(
+    name: str, params: CompressedParams, law: Law, dtypes: CacheDtypes, *, stride: int = 1
+) -> Stream:
+    """Entries that are key and value at once. In fp8: 448 + 64 x 2 + 8 (7 exponents, padded) =
+    584.
+    """
     fields: tuple[Field, ...] = (Field(name="kv", shape=(params.head_dim,), dtype=dtypes.kv),)
     if dtypes.kv == FP8:
         plain = params.head_dim - params.rope_dim
         fields = (
             Field(name="kv", shape=(plain,), dtype=FP8),
             Field(name="rope", shape=(params.rope_dim,), dtype="bfloat16"),
-            Field(name="scale", shape=(round_up(ceil_div(plain, COMPRESSED_FP8_BLOCK), 8),), dtype="float8_e8m0fnu"),
+            Field(
+                name="scale",
+                shape=(round_up(ceil_div(plain, COMPRESSED_FP8_BLOCK), 8),),
+                dtype="float8_e8m0fnu",
+            ),
         )
     return Stream(name=name, law=law, fields=fields, stride=stride)
 
 
 def compressor_stream(name: str, dim: int, law: Tail, dtypes: CacheDtypes) -> Stream:
-    """What a compressor must still see of single tokens: value and gate, twice as wide where it looks back beyond its group.
+    """What a compressor must still see of single tokens: value and gate, twice as wide where it
+    looks back beyond its group.
 
-    A compressor with overlap projects every token once for its own entry and once for the next (DeepSeek-V4, CSA).
+    A compressor with overlap projects every token once for its own entry and once for the next
+    (DeepSeek-V4, CSA).
     """
     width = 2 * dim if law.overlap else dim
-    fields = tuple(Field(name=field, shape=(width,), dtype=dtypes.state) for field in ("kv", "gate"))
+    fields = tuple(
+        Field(name=field, shape=(width,), dtype=dtypes.state) for field in ("kv", "gate")
+    )
     return Stream(name=name, law=law, fields=fields)

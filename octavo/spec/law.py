@@ -1,11 +1,14 @@
 """How long things are remembered: one law per stream.
 
-Owns ``needs(n)``, the only question the rest of octavo asks about lifetime. Knows no kinds, no bytes, no blocks. Everything
-else follows from it: what may be freed (all outside ``needs(n)``), what a step must write (the union of ``needs(m)`` over
-its end and its checkpoints), what a resume point keeps, what a transfer moves.
+Owns ``needs(n)``, the only question the rest of octavo asks about lifetime. Knows no kinds, no
+bytes, no blocks. Everything
+else follows from it: what may be freed (all outside ``needs(n)``), what a step must write (the
+union of ``needs(m)`` over its end and its checkpoints), what a resume point keeps, what a transfer
+moves.
 
-A law keeps ``prefix`` tokens at the front for ever and, behind them, ``[first(n), n)``. Every law obeys *no resurrection*: a
-token that ``needs(n)`` leaves out is never asked for by ``needs(n + 1)``, unless it is the token ``n`` just computed.
+A law keeps ``prefix`` tokens at the front for ever and, behind them, ``[first(n), n)``. Every law
+obeys *no resurrection*: a token that ``needs(n)`` leaves out is never asked for by ``needs(n +
+1)``, unless it is the token ``n`` just computed.
 """
 
 from __future__ import annotations
@@ -24,10 +27,14 @@ Count = TypeVar("Count", int, np.ndarray)
 
 @dataclass(frozen=True)
 class Law(ABC):
-    """A rule of remembering. Subclasses are frozen and compare by value, so equal laws share a group."""
+    """A rule of remembering. Subclasses are frozen and compare by value, so equal laws share a
+    group.
+    """
 
     def needs(self, n: int) -> tuple[Interval, ...]:
-        """Token intervals whose entries must be resident to compute token ``n``. Ascending, disjoint, none empty."""
+        """Token intervals whose entries must be resident to compute token ``n``. Ascending,
+        disjoint, none empty.
+        """
         if n <= 0:
             return ()
         prefix = min(self.prefix or 0, n)
@@ -39,7 +46,9 @@ class Law(ABC):
 
     @abstractmethod
     def first(self, n: Count) -> Count:
-        """First token needed behind the prefix; may be negative or at most ``n``. Integer or array in, the same out."""
+        """First token needed behind the prefix; may be negative or at most ``n``. Integer or array
+        in, the same out.
+        """
 
     @property
     def prefix(self) -> int | None:
@@ -49,7 +58,9 @@ class Law(ABC):
     @property
     @abstractmethod
     def span(self) -> int:
-        """Most tokens that ``needs(n)`` keeps behind its prefix, the token ``n`` itself included. 0 for an unbounded law."""
+        """Most tokens that ``needs(n)`` keeps behind its prefix, the token ``n`` itself included. 0
+        for an unbounded law.
+        """
 
     @property
     def alignment(self) -> int:
@@ -58,11 +69,14 @@ class Law(ABC):
 
     @property
     def reads_before_writing(self) -> bool:
-        """True where even a single token replaces what it reads, so one page serves as past and as result."""
+        """True where even a single token replaces what it reads, so one page serves as past and as
+        result.
+        """
         return False
 
     def next_release(self, n: Count) -> Count | None:
-        """First ``m > n`` at which so much is let go at once that it should be handed back; None where a ring may keep it.
+        """First ``m > n`` at which so much is let go at once that it should be handed back; None
+        where a ring may keep it.
 
         Integer or array in, the same out; None for every n or for none.
         """
@@ -119,7 +133,9 @@ class Window(Law):
 
 @dataclass(frozen=True)
 class Chunk(Law):
-    """Chunked local attention: token n sees its own aligned chunk; at a border the whole old chunk is dead."""
+    """Chunked local attention: token n sees its own aligned chunk; at a border the whole old chunk
+    is dead.
+    """
 
     chunk: int
 
@@ -172,7 +188,9 @@ class SinkWindow(Law):
 
 @dataclass(frozen=True)
 class Tail(Law):
-    """A compressor's rolling state: the open group of ``ratio`` tokens and ``overlap`` tokens before it."""
+    """A compressor's rolling state: the open group of ``ratio`` tokens and ``overlap`` tokens
+    before it.
+    """
 
     ratio: int
     overlap: int = 0
@@ -199,7 +217,9 @@ class Tail(Law):
 
 @dataclass(frozen=True)
 class Snapshot(Law):
-    """A recurrent state. Its entry for token ``n - 1`` is the state after exactly ``n`` tokens; only the newest is needed."""
+    """A recurrent state. Its entry for token ``n - 1`` is the state after exactly ``n`` tokens;
+    only the newest is needed.
+    """
 
     def first(self, n: Count) -> Count:
         return n - 1

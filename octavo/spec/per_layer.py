@@ -1,7 +1,8 @@
-"""What Gemma 3n and Gemma 4 need beyond a plain decoder: a small input of its own for every layer. Torch-free.
+"""What Gemma 3n and Gemma 4 need beyond a plain decoder: a small input of its own for every layer.
+Torch-free.
 
-Owns ``PerLayerOptions`` and ``AltUpOptions``: the content of ``ModelSpec.options`` for ``octavo.nn.per_layer`` and
-``octavo.nn.altup``.
+Owns ``PerLayerOptions`` and ``AltUpOptions``: the content of ``ModelSpec.options`` for
+``octavo.nn.per_layer`` and ``octavo.nn.altup``.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from octavo.spec.moe import MoEOptions
 class PerLayerOptions(DecoderOptions):
     """A decoder whose layers have inputs of their own.
 
-    small_size: elements of a layer's input, 0 where layers have none. small_vocab: rows of its table; later tokens read row 0.
-    inner_sizes: of the MLP, layer by layer. rounded_factors: factors of the small inputs are rounded to the model's dtype.
+    small_size: elements of a layer's input, 0 where layers have none. small_vocab: rows of its
+        table; later tokens read row 0.
+    inner_sizes: of the MLP, layer by layer. rounded_factors: factors of the small inputs are
+        rounded to the model's dtype.
     beside: experts whose output is added to the MLP's, in all layers, whatever its ``layers`` say.
     """
 
@@ -30,11 +33,13 @@ class PerLayerOptions(DecoderOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class AltUpOptions(PerLayerOptions):
-    """A decoder that carries several hidden states and updates one of them in full (AltUp, Baykal et al. 2023).
+    """A decoder that carries several hidden states and updates one of them in full (AltUp, Baykal
+    et al. 2023).
 
-    streams: how many. active: the one that layers compute. correct_scale: the corrected one is scaled before the small input
-    meets it. laurel_rank: of the low-rank residual (LAuReL). sparsity: of gate activations, layer by layer: what is below
-    this quantile of a normal distribution becomes 0.
+    streams: how many. active: the one that layers compute. correct_scale: the corrected one is
+        scaled before the small input
+    meets it. laurel_rank: of the low-rank residual (LAuReL). sparsity: of gate activations, layer
+    by layer: what is below this quantile of a normal distribution becomes 0.
     """
 
     streams: int

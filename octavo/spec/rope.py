@@ -1,6 +1,7 @@
 """Rotary position embedding as a config describes it. Torch-free.
 
-Owns ``RopeParams`` and the reading of all spellings of ``rope_theta`` / ``rope_scaling`` / ``rope_parameters``. Knows no
+Owns ``RopeParams`` and the reading of all spellings of ``rope_theta`` / ``rope_scaling`` /
+``rope_parameters``. Knows no
 tensors: ``nn/rope.py`` turns the parameters into frequencies.
 """
 
@@ -23,18 +24,31 @@ NEEDED: Final = {
 """Keys that each supported ``rope_type`` cannot do without."""
 
 _KNOWN: Final = {
-    "rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "low_freq_factor", "high_freq_factor", "beta_fast",
-    "beta_slow", "original_max_position_embeddings", "attention_factor", "mscale", "mscale_all_dim", "truncate",
-}  # fmt: skip
+    "rope_type",
+    "type",
+    "rope_theta",
+    "partial_rotary_factor",
+    "factor",
+    "low_freq_factor",
+    "high_freq_factor",
+    "beta_fast",
+    "beta_slow",
+    "original_max_position_embeddings",
+    "attention_factor",
+    "mscale",
+    "mscale_all_dim",
+    "truncate",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class RopeParams:
     """One set of rotary frequencies, in the words of Transformers' ``rope_parameters``.
 
-    attention_factor: None means YaRN's own value. partial_rotary_factor: the share of each head, from its front, that is
-    rotated. interleaved: neighbours are rotated against each other, not halves. Layers with equal parameters share one cos/sin
-    table per step.
+    attention_factor: None means YaRN's own value. partial_rotary_factor: the share of each head,
+        from its front, that is
+    rotated. interleaved: neighbours are rotated against each other, not halves. Layers with equal
+    parameters share one cos/sin table per step.
     """
 
     theta: float
@@ -53,16 +67,25 @@ class RopeParams:
     interleaved: bool = False
 
     def rotated(self, head_dim: int) -> int:
-        """How many elements of a head have tables; in ``proportional`` ones the rest of the waves never turns."""
-        return head_dim if self.rope_type == "proportional" else int(head_dim * self.partial_rotary_factor)
+        """How many elements of a head have tables; in ``proportional`` ones the rest of the waves
+        never turns.
+        """
+        return (
+            head_dim
+            if self.rope_type == "proportional"
+            else int(head_dim * self.partial_rotary_factor)
+        )
 
 
-def read_rope(config: Config, layer_type: str, *, where: str = "rope_parameters") -> RopeParams | None:
+def read_rope(
+    config: Config, layer_type: str, *, where: str = "rope_parameters"
+) -> RopeParams | None:
     """Rotary parameters of layers of ``layer_type``.
 
-    ``config["rope_parameters"]`` is either one mapping for all layers or, as in Gemma 3, one per layer type; there a family
-    puts None where nothing is rotated. Older configs have ``rope_theta`` and ``rope_scaling`` instead. A family whose heads may
-    be rotated in part sets ``partial_rotary``, one that rotates neighbours ``interleaved_rotary``. Raises UnsupportedError
+    ``config["rope_parameters"]`` is either one mapping for all layers or, as in Gemma 3, one per
+    layer type; there a family puts None where nothing is rotated. Older configs have ``rope_theta``
+    and ``rope_scaling`` instead. A family whose heads may be rotated in part sets
+    ``partial_rotary``, one that rotates neighbours ``interleaved_rotary``. Raises UnsupportedError
     naming the field.
     """
     given = config.get("rope_parameters")
@@ -79,13 +102,17 @@ def read_rope(config: Config, layer_type: str, *, where: str = "rope_parameters"
 def _parse(given: Mapping[str, Any], where: str, config: Config) -> RopeParams:
     rope_type = given.get("rope_type", given.get("type", "default"))
     if rope_type not in NEEDED:
-        raise UnsupportedError(f"{where}.rope_type {rope_type!r} is not supported; supported: {', '.join(NEEDED)}")
+        raise UnsupportedError(
+            f"{where}.rope_type {rope_type!r} is not supported; supported: {', '.join(NEEDED)}"
+        )
     unknown = sorted(key for key in given if key not in _KNOWN)
     if unknown:
         raise UnsupportedError(f"{where}.{unknown[0]} is not supported")
     part = given.get("partial_rotary_factor", config.get("partial_rotary_factor"))
     if part not in (1, None) and not (config.get("partial_rotary") or rope_type == "proportional"):
-        raise UnsupportedError(f"{where}.partial_rotary_factor {part} is not supported; only 1.0 is")
+        raise UnsupportedError(
+            f"{where}.partial_rotary_factor {part} is not supported; only 1.0 is"
+        )
     if rope_type != "default" and given.get("original_max_position_embeddings") is None:
         # Transformers falls back to the model's own length for both scalings that need one.
         given = {**given, "original_max_position_embeddings": config.get("max_position_embeddings")}
@@ -100,5 +127,9 @@ def _parse(given: Mapping[str, Any], where: str, config: Config) -> RopeParams:
     )
     if rope_type == "default":
         return params
-    fields = {key: given[key] for key in given if key in _KNOWN - {"rope_type", "type", "rope_theta", "partial_rotary_factor"}}
+    fields = {
+        key: given[key]
+        for key in given
+        if key in _KNOWN - {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+    }
     return replace(params, **{key: value for key, value in fields.items() if value is not None})

@@ -1,7 +1,7 @@
 """What is remembered: the byte fields of one stream of one layer.
 
-Owns dtypes, which content is kept in which of them, and entry sizes. Knows no kinds and no blocks; ``spec/group.py`` lays
-entries out in pages.
+Owns dtypes, which content is kept in which of them, and entry sizes. Knows no kinds and no blocks;
+``spec/group.py`` lays entries out in pages.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ DTYPE_BYTES: Final = {
     "float8_e8m0fnu": 1,
     "float4_e2m1fn_x2": 1,
 }
-"""Bytes of an element, by torch's name of the dtype. An element of ``float4_e2m1fn_x2`` is two numbers."""
+"""Bytes of an element, by torch's name of the dtype. An element of ``float4_e2m1fn_x2`` is two
+numbers.
+"""
 
 FP8, FP4 = "float8_e4m3fn", "float4_e2m1fn_x2"
 
@@ -31,7 +33,9 @@ _SHORT: Final = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8"
 
 
 def full_dtype(name: str) -> str:
-    """torch's name of a dtype that may be given in short, such as ``bf16``; other names pass as they are."""
+    """torch's name of a dtype that may be given in short, such as ``bf16``; other names pass as
+    they are.
+    """
     return _SHORT.get(name, name)
 
 
@@ -39,9 +43,10 @@ def full_dtype(name: str) -> str:
 class CacheDtypes:
     """In which dtype a cache keeps what.
 
-    kv: keys, values, latents and compressed entries. indexer: index keys; None means as ``kv``. conv: past inputs of short
-    convolutions, which are activations; None means as ``kv``, or bfloat16 where that is quantised. state: recurrent states and
-    open groups of compressors. How a quantised entry is laid out, and where its scales are, is up to each kind.
+    kv: keys, values, latents and compressed entries. indexer: index keys; None means as ``kv``.
+    conv: past inputs of short convolutions, which are activations; None means as ``kv``, or
+    bfloat16 where that is quantised. state: recurrent states and open groups of compressors. How a
+    quantised entry is laid out, and where its scales are, is up to each kind.
 
     Raises ConfigError for a dtype that the content cannot be kept in.
     """
@@ -52,11 +57,18 @@ class CacheDtypes:
     state: str = "float32"
 
     def __post_init__(self) -> None:
-        allowed = {"kv": (*_PLAIN, FP8), "indexer": (*_PLAIN, FP8, FP4), "conv": _PLAIN, "state": _PLAIN}
+        allowed = {
+            "kv": (*_PLAIN, FP8),
+            "indexer": (*_PLAIN, FP8, FP4),
+            "conv": _PLAIN,
+            "state": _PLAIN,
+        }
         for name, known in allowed.items():
             given = getattr(self, name)
             if given is not None and given not in known:
-                raise ConfigError(f"{name} dtype {given!r} is not possible; possible: {', '.join(known)}")
+                raise ConfigError(
+                    f"{name} dtype {given!r} is not possible; possible: {', '.join(known)}"
+                )
 
     @property
     def index_keys(self) -> str:
@@ -73,8 +85,9 @@ class CacheDtypes:
 class Field:
     """One array of a stream's entry.
 
-    shape: elements of one entry, the head axis first where ``shard`` is ``heads``. In a page the head axis is outermost, then
-        the entries of the block, then the rest, so that one head's entries lie together.
+    shape: elements of one entry, the head axis first where ``shard`` is ``heads``. In a page the
+        head axis is outermost, then the entries of the block, then the rest, so that one head's
+        entries lie together.
     shard: how tensor parallelism would cut it; offsets are alike on all ranks.
     """
 
@@ -85,7 +98,10 @@ class Field:
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPE_BYTES:
-            raise ConfigError(f"field {self.name}: dtype {self.dtype!r} is unknown; known: {', '.join(DTYPE_BYTES)}")
+            raise ConfigError(
+                f"field {self.name}: dtype {self.dtype!r} is unknown; known:"
+                f" {', '.join(DTYPE_BYTES)}"
+            )
         if not self.shape or min(self.shape) < 1:
             raise ConfigError(f"field {self.name}: shape {self.shape} must have positive sizes")
 
@@ -110,10 +126,14 @@ class Stream:
         return sum(field.entry_bytes for field in self.fields)
 
     def needs(self, n: int) -> tuple[Interval, ...]:
-        """``law.needs(n)`` cut to whole entries: an entry that token n itself closes is fresh, not resident."""
+        """``law.needs(n)`` cut to whole entries: an entry that token n itself closes is fresh, not
+        resident.
+        """
         cut = ((start, floor_to(stop, self.stride)) for start, stop in self.law.needs(n))
         return tuple((start, stop) for start, stop in cut if stop > start)
 
     def bytes_needed(self, n: int) -> int:
         """Bytes of the entries of ``needs(n)``, before any rounding to blocks."""
-        return sum((stop - start) // self.stride for start, stop in self.needs(n)) * self.entry_bytes
+        return (
+            sum((stop - start) // self.stride for start, stop in self.needs(n)) * self.entry_bytes
+        )

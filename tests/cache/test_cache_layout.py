@@ -1,4 +1,6 @@
-"""Block sizes, table columns and what a request can hold: against brute force and against a real model's numbers."""
+"""Block sizes, table columns and what a request can hold: against brute force and against a real
+model's numbers.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +29,17 @@ from octavo.spec.stream import Field, Stream
 MIB, GIB = 2**20, 2**30
 
 
-def group(law: Law, *, layers: int = 1, heads: int = 1, dim: int = 256, stride: int = 1, first: int = 0) -> Group:
-    fields = tuple(Field(name=name, shape=(heads, dim), dtype="bfloat16", shard="heads") for name in ("k", "v"))
+def group(
+    law: Law, *, layers: int = 1, heads: int = 1, dim: int = 256, stride: int = 1, first: int = 0
+) -> Group:
+    fields = tuple(
+        Field(name=name, shape=(heads, dim), dtype="bfloat16", shard="heads") for name in ("k", "v")
+    )
     stream = Stream(name="kv", law=law, fields=fields, stride=stride)
-    return Group(law=law, members=tuple(Member(layer=first + i, mixer="attn", stream=stream) for i in range(layers)))
+    return Group(
+        law=law,
+        members=tuple(Member(layer=first + i, mixer="attn", stream=stream) for i in range(layers)),
+    )
 
 
 def gemma3_270m() -> list[Group]:
@@ -38,7 +47,12 @@ def gemma3_270m() -> list[Group]:
 
 
 def solve(groups: list[Group], **changes) -> CacheLayout:
-    options = {"arena_bytes": GIB, "profile": CPU, "hash_unit": 16, "max_model_len": 32768} | changes
+    options = {
+        "arena_bytes": GIB,
+        "profile": CPU,
+        "hash_unit": 16,
+        "max_model_len": 32768,
+    } | changes
     return solve_layout(groups, **options)
 
 
@@ -61,7 +75,14 @@ def models(draw: st.DrawFn) -> list[Group]:
     made = []
     for law in draw(st.lists(laws(), min_size=1, max_size=4, unique=True)):
         stride = 1 if isinstance(law, Snapshot) else draw(st.sampled_from([1, 1, 1, 2, 4]))
-        made.append(group(law, layers=draw(st.integers(1, 3)), dim=draw(st.sampled_from([8, 96, 128])), stride=stride))
+        made.append(
+            group(
+                law,
+                layers=draw(st.integers(1, 3)),
+                dim=draw(st.sampled_from([8, 96, 128])),
+                stride=stride,
+            )
+        )
     return made
 
 
@@ -91,7 +112,9 @@ def test_profiles_choose_as_kernels_want():
         PROFILES["tpu"] = CPU  # type: ignore[index]
 
 
-@pytest.mark.parametrize(("stride", "unit"), [(4, 16), (128, 16), (4, 256), (128, 256), (3, 16), (1, 24), (1, 1), (6, 4)])
+@pytest.mark.parametrize(
+    ("stride", "unit"), [(4, 16), (128, 16), (4, 256), (128, 256), (3, 16), (1, 24), (1, 1), (6, 4)]
+)
 @pytest.mark.parametrize("law", [Everything(), Window(512), Tail(128, 128)])
 def test_blocks_hold_whole_entries_and_nest_with_hash_units(stride, unit, law):
     (chosen,) = solve([group(law, stride=stride)], hash_unit=unit).groups
@@ -102,7 +125,9 @@ def test_blocks_hold_whole_entries_and_nest_with_hash_units(stride, unit, law):
 
 def test_overrides_are_obeyed_or_refused_but_never_changed():
     groups = [group(Window(7), dim=8), group(Everything(), dim=8)]
-    layout = solve(groups, block_tokens={0: 4, 1: 2}, hash_unit=2, arena_bytes=4096, max_model_len=64)
+    layout = solve(
+        groups, block_tokens={0: 4, 1: 2}, hash_unit=2, arena_bytes=4096, max_model_len=64
+    )
     assert [g.block_tokens for g in layout.groups] == [4, 2]
     with pytest.raises(ConfigError, match="one must be a multiple of the other"):
         solve(groups, block_tokens={0: 3})
@@ -130,22 +155,42 @@ def test_small_arenas_get_smaller_blocks_before_groups_are_split():
 
 
 def test_large_states_are_split_and_stay_one_token_wide():
-    state = Stream(name="ssm", law=Snapshot(), fields=(Field(name="state", shape=(64, 64, 128), dtype="float32"),))
-    groups = [Group(law=Snapshot(), members=tuple(Member(layer=i, mixer="m", stream=state) for i in range(24)))]
+    state = Stream(
+        name="ssm",
+        law=Snapshot(),
+        fields=(Field(name="state", shape=(64, 64, 128), dtype="float32"),),
+    )
+    groups = [
+        Group(
+            law=Snapshot(),
+            members=tuple(Member(layer=i, mixer="m", stream=state) for i in range(24)),
+        )
+    ]
     layout = solve([*groups, *gemma3_270m()], arena_bytes=256 * MIB)
     states = [g for g in layout.groups if g.group.law == Snapshot()]
-    assert len(states) > 1 and all(g.block_tokens == 1 and (g.fixed, g.turning) == (0, 1) for g in states)
+    assert len(states) > 1 and all(
+        g.block_tokens == 1 and (g.fixed, g.turning) == (0, 1) for g in states
+    )
     assert all(PAGES_PER_GROUP * 3 * g.format.page_bytes <= 256 * MIB for g in layout.groups)
 
 
 def test_no_more_columns_than_a_longest_request_has_blocks():
-    layout = solve([group(Window(512)), group(SinkWindow(100, 64))], max_model_len=96, block_tokens={0: 16, 1: 16})
+    layout = solve(
+        [group(Window(512)), group(SinkWindow(100, 64))],
+        max_model_len=96,
+        block_tokens={0: 16, 1: 16},
+    )
     assert [(g.fixed, g.turning) for g in layout.groups] == [(0, 6), (6, 1)]
     assert request_pages(layout, 96) == (6, 6)
 
 
 @settings(max_examples=150, deadline=None)
-@given(groups=models(), n=st.integers(0, 70), unit=st.sampled_from([1, 2, 4, 16]), profile=st.sampled_from([CPU, GPU]))
+@given(
+    groups=models(),
+    n=st.integers(0, 70),
+    unit=st.sampled_from([1, 2, 4, 16]),
+    profile=st.sampled_from([CPU, GPU]),
+)
 def test_demand_against_brute_force(groups, n, unit, profile):
     layout = solve(groups, hash_unit=unit, profile=profile, max_model_len=80, arena_bytes=4 * MIB)
     ideal = max(sum(g.group.bytes_needed(m) for g in layout.groups) for m in range(n + 1))
@@ -161,8 +206,11 @@ def test_demand_against_brute_force(groups, n, unit, profile):
         if chosen.fixed is None:
             assert charged == at_most
         elif n >= block * (chosen.fixed + chosen.turning):
-            # The worst alignment may lie further on than n: the ring is charged as soon as a request is long enough to fill it.
-            ring = max(len(blocks_of((*law.needs(m), (m, m + writing)), block)) for m in range(1, 400))
+            # The worst alignment may lie further on than n: the ring is charged as soon as a
+            # request is long enough to fill it.
+            ring = max(
+                len(blocks_of((*law.needs(m), (m, m + writing)), block)) for m in range(1, 400)
+            )
             uneven = isinstance(law, Tail) and law.overlap % law.ratio
             assert ring <= charged <= ring + (1 if uneven else 0)
     by_bucket = pages_by_bucket(layout, pages)
@@ -173,6 +221,11 @@ def test_demand_against_brute_force(groups, n, unit, profile):
 
 
 def test_ideal_of_a_chunked_model_is_before_the_border():
-    layout = solve([group(Chunk(8192), layers=36), group(Everything(), layers=12, first=36)], max_model_len=1 << 20)
+    layout = solve(
+        [group(Chunk(8192), layers=36), group(Everything(), layers=12, first=36)],
+        max_model_len=1 << 20,
+    )
     n = 8192 * 5 + 100
-    assert ideal_bytes(layout, n) == max(1024 * (36 * 8191 + 12 * (8192 * 5 - 1)), 1024 * (36 * 100 + 12 * n))
+    assert ideal_bytes(layout, n) == max(
+        1024 * (36 * 8191 + 12 * (8192 * 5 - 1)), 1024 * (36 * 100 + 12 * n)
+    )

@@ -1,6 +1,8 @@
-"""Where requests can be resumed: behind generated tokens, inside a chunk, at announced junctions; and what that costs.
+"""Where requests can be resumed: behind generated tokens, inside a chunk, at announced junctions;
+and what that costs.
 
-Protects: the newest whole unit of an answer is a resume point under every law and block size; what it keeps is never held.
+Protects: the newest whole unit of an answer is a resume point under every law and block size; what
+    it keeps is never held.
 """
 
 from __future__ import annotations
@@ -19,9 +21,17 @@ from tests.faults.toy import Toy, full, layout_of, state, written
 
 UNIT = 16
 LAWS: tuple[tuple[Law, int], ...] = (
-    (Snapshot(), 1), (Tail(4, 4), 4), (Tail(3, 2), 8), (Window(12), 4), (Window(40), 8), (Window(20), 32), (Chunk(24), 8),
-    (Chunk(32), 16), (Chunk(20), 16), (SinkWindow(3, 10), 2),
-)  # fmt: skip
+    (Snapshot(), 1),
+    (Tail(4, 4), 4),
+    (Tail(3, 2), 8),
+    (Window(12), 4),
+    (Window(40), 8),
+    (Window(20), 32),
+    (Chunk(24), 8),
+    (Chunk(32), 16),
+    (Chunk(20), 16),
+    (SinkWindow(3, 10), 2),
+)
 
 
 def toy_of(*groups: ToyGroup, unit: int = UNIT, **more: int) -> Toy:
@@ -35,7 +45,9 @@ def conversation(toy: Toy, name: str) -> list[int]:
 
 @pytest.mark.parametrize(("law", "block"), LAWS, ids=str)
 @pytest.mark.parametrize("generated", [1, 15, 16, 17, 50])
-def test_the_next_turn_goes_on_behind_the_last_whole_unit_of_the_answer(law: Law, block: int, generated: int) -> None:
+def test_the_next_turn_goes_on_behind_the_last_whole_unit_of_the_answer(
+    law: Law, block: int, generated: int
+) -> None:
     toy = toy_of(full(), ToyGroup(law=law, block_tokens=block))
     toy.serve("turn 1", list(range(90)), max_tokens=generated)
     said = conversation(toy, "turn 1")
@@ -47,7 +59,9 @@ def test_the_next_turn_goes_on_behind_the_last_whole_unit_of_the_answer(law: Law
 
 
 @pytest.mark.parametrize(("law", "block"), LAWS, ids=str)
-def test_a_request_that_gives_way_in_its_answer_is_computed_again_from_there(law: Law, block: int) -> None:
+def test_a_request_that_gives_way_in_its_answer_is_computed_again_from_there(
+    law: Law, block: int
+) -> None:
     toy = toy_of(full(), ToyGroup(law=law, block_tokens=block))
     request = toy.add("r", list(range(50)), max_tokens=40)
     for _ in range(26):
@@ -99,8 +113,18 @@ def test_decoding_asks_the_cache_once_per_unit() -> None:
 
 
 def test_rolling_checkpoints_give_way_before_any_request_does() -> None:
-    """Three states fit. Three requests decode at once, leave no checkpoint behind, and none is preempted."""
-    toy = Toy(layout_of(ToyGroup(law=Snapshot(), block_tokens=1, entry_bytes=640), unit=4, slabs=4, max_model_len=64), seqs=4)
+    """Three states fit. Three requests decode at once, leave no checkpoint behind, and none is
+    preempted.
+    """
+    toy = Toy(
+        layout_of(
+            ToyGroup(law=Snapshot(), block_tokens=1, entry_bytes=640),
+            unit=4,
+            slabs=4,
+            max_model_len=64,
+        ),
+        seqs=4,
+    )
     for index in range(3):
         toy.add(f"r{index}", list(range(10 * index, 10 * index + 5)), max_tokens=30)
     toy.run()
@@ -109,8 +133,12 @@ def test_rolling_checkpoints_give_way_before_any_request_does() -> None:
 
 
 @pytest.mark.parametrize("chunk", [7, 64, 256])
-def test_a_chunk_holds_several_checkpoints_and_what_is_published_is_never_written_again(chunk: int) -> None:
-    """Every state at a mark is written to a page of its own in the middle of the chunk; the last one lies in the table."""
+def test_a_chunk_holds_several_checkpoints_and_what_is_published_is_never_written_again(
+    chunk: int,
+) -> None:
+    """Every state at a mark is written to a page of its own in the middle of the chunk; the last
+    one lies in the table.
+    """
     toy = Toy(layout_of(full(), state(), slabs=600, max_model_len=512), budget=chunk)
     marks, prompt = (32, 50, 101), list(range(150))
     stored: list[int] = []
@@ -120,9 +148,18 @@ def test_a_chunk_holds_several_checkpoints_and_what_is_published_is_never_writte
         pages = plan.groups[1].write_page
         assert not published & set(pages.tolist()), "a published page is written"
         stored.extend(written(plan, 1))
-        ends = [stop - 1 for mark in (32, 48, 100, 148) if plan.start[0] < (stop := mark) <= plan.stop[0]]
-        assert set(written(plan, 1)) == {*ends, int(plan.stop[0]) - 1}, "states at checkpoints and at the end, no others"
-        assert len(set(pages[pages != NO_PAGE].tolist())) == np.count_nonzero(pages != NO_PAGE), "one page each"
+        ends = [
+            stop - 1
+            for mark in (32, 48, 100, 148)
+            if plan.start[0] < (stop := mark) <= plan.stop[0]
+        ]
+        assert set(written(plan, 1)) == {
+            *ends,
+            int(plan.stop[0]) - 1,
+        }, "states at checkpoints and at the end, no others"
+        assert len(set(pages[pages != NO_PAGE].tolist())) == np.count_nonzero(pages != NO_PAGE), (
+            "one page each"
+        )
         index = toy.cache.coordinator.index.pages[toy.cache.coordinator.grains[1].lanes]
         published.update(index[index != NO_PAGE].tolist())
 
@@ -134,7 +171,9 @@ def test_a_chunk_holds_several_checkpoints_and_what_is_published_is_never_writte
 
 
 def test_a_recycled_state_never_leaks_into_a_new_request() -> None:
-    """Pages go round while prompts share nothing: the runner would find another request's state at the first read."""
+    """Pages go round while prompts share nothing: the runner would find another request's state at
+    the first read.
+    """
     toy = Toy(layout_of(full(), state(), unit=4, slabs=24, max_model_len=64), seqs=3)
     for index in range(12):
         toy.add(f"r{index}", [index + 1] * (9 + index), max_tokens=20)
@@ -146,20 +185,26 @@ def siblings(toy: Toy, shared: int, marks: Sequence[int]) -> list[int]:
     hits = []
     for index in range(4):
         prompt = [*range(shared), *[900 + index] * 30]
-        hits.append(toy.serve(f"s{index}", prompt, marks=tuple(marks), max_tokens=3).num_cached_tokens)
+        hits.append(
+            toy.serve(f"s{index}", prompt, marks=tuple(marks), max_tokens=3).num_cached_tokens
+        )
     return hits
 
 
 @pytest.mark.parametrize("size", [64, 64 * 50])
 @pytest.mark.parametrize("shared", [48, 200])
-def test_the_second_sibling_hits_an_announced_junction_and_the_third_any_other_whatever_a_state_weighs(
+def test_the_second_sibling_hits_an_announced_junction_and_the_third_any_other(
     size: int, shared: int
 ) -> None:
     heavy = ToyGroup(law=Snapshot(), block_tokens=1, entry_bytes=size)
     whole = shared // UNIT * UNIT
     assert siblings(toy_of(full(), heavy), shared, ()) == [0, 0, whole, whole]
     assert siblings(toy_of(full(), heavy), shared, (shared,)) == [0, whole, whole, whole]
-    assert siblings(toy_of(full(), heavy, checkpoint_interval=48), shared, ())[1:] == [shared // 48 * 48, whole, whole]
+    assert siblings(toy_of(full(), heavy, checkpoint_interval=48), shared, ())[1:] == [
+        shared // 48 * 48,
+        whole,
+        whole,
+    ]
 
 
 def test_next_start_finds_what_rolls_and_completes_say() -> None:
@@ -174,15 +219,23 @@ def test_next_start_finds_what_rolls_and_completes_say() -> None:
 
 
 def test_rings_that_reach_back_are_told_from_those_that_do_not() -> None:
-    """Against the tables themselves: after any number of tokens, has a full ring all that its last whole unit needs?"""
+    """Against the tables themselves: after any number of tokens, has a full ring all that its last
+    whole unit needs?
+    """
     for law, block in LAWS:
-        group = layout_of(ToyGroup(law=law, block_tokens=block), unit=UNIT, max_model_len=4096).groups[0]
+        group = layout_of(
+            ToyGroup(law=law, block_tokens=block), unit=UNIT, max_model_len=4096
+        ).groups[0]
         needs, lacking = law.needs, False
         for n in range(960, 1200):
             last = (n - 1) // block
             ring = set(range(last - group.turning + 1, last + 1)) | set(range(group.fixed or 0))
             if law.next_release(0) is not None:
                 ring = {b for b in ring if (b + 1) * block > law.first(n - 1)}
-            wanted = {token // block for start, stop in needs(n // UNIT * UNIT) for token in range(start, stop)}
+            wanted = {
+                token // block
+                for start, stop in needs(n // UNIT * UNIT)
+                for token in range(start, stop)
+            }
             lacking |= not wanted <= ring
         assert group.reaches_back(UNIT) <= (not lacking), (law, block)

@@ -1,7 +1,8 @@
-"""Short cuts against the long way round: the same requests with and without them hold, write and find the same.
+"""Short cuts against the long way round: the same requests with and without them hold, write and
+find the same.
 
-Protects: a short cut changes which page is used at most, never what is held, stored or hit. That every read finds what it
-should is checked by the toy's shadow memory in both runs.
+Protects: a short cut changes which page is used at most, never what is held, stored or hit. That
+every read finds what it should is checked by the toy's shadow memory in both runs.
 """
 
 from __future__ import annotations
@@ -21,22 +22,43 @@ from octavo.spec.law import Chunk, Law, SinkWindow, Snapshot, Tail, Window
 from tests.faults.toy import Toy, full, layout_of, state, written
 
 LAWS: tuple[tuple[Law, int], ...] = (
-    (Snapshot(), 1), (Tail(4, 4), 4), (Tail(3, 2), 8), (Window(12), 4), (Window(5), 1), (Window(20), 32), (Chunk(24), 8),
-    (Chunk(20), 16), (SinkWindow(3, 10), 2), (SinkWindow(9, 6), 4),
-)  # fmt: skip
+    (Snapshot(), 1),
+    (Tail(4, 4), 4),
+    (Tail(3, 2), 8),
+    (Window(12), 4),
+    (Window(5), 1),
+    (Window(20), 32),
+    (Chunk(24), 8),
+    (Chunk(20), 16),
+    (SinkWindow(3, 10), 2),
+    (SinkWindow(9, 6), 4),
+)
 
 
 def journal(*groups: ToyGroup, budget: int, depth: int) -> list[object]:
-    """What requests of several lengths, one of them forked, hold and store at every step, and what is found afterwards."""
-    toy, seen = Toy(layout_of(*groups, unit=8, slabs=600, max_model_len=256), budget=budget, seqs=6), list[object]()
+    """What requests of several lengths, one of them forked, hold and store at every step, and what
+    is found afterwards.
+    """
+    toy, seen = (
+        Toy(layout_of(*groups, unit=8, slabs=600, max_model_len=256), budget=budget, seqs=6),
+        list[object](),
+    )
 
     def look(plan: StepPlan) -> None:
-        stored = [written(plan, group, part) for group in range(len(groups)) for part in range(len(plan.request_ids))]
+        stored = [
+            written(plan, group, part)
+            for group in range(len(groups))
+            for part in range(len(plan.request_ids))
+        ]
         held = {
             (name, group): sorted(toy.pages_of(name, group))
-            for name, request in toy.requests.items() if toy.cache.running(request) for group in range(len(groups))
-        }  # fmt: skip
-        seen.append((plan.request_ids, plan.start.tolist(), plan.stop.tolist(), stored, held, toy.held()))
+            for name, request in toy.requests.items()
+            if toy.cache.running(request)
+            for group in range(len(groups))
+        }
+        seen.append(
+            (plan.request_ids, plan.start.tolist(), plan.stop.tolist(), stored, held, toy.held())
+        )
 
     for name, length, n in (("a", 90, 1), ("b", 33, 3), ("c", 61, 1)):
         toy.add(name, [(i * i + length) % 50 for i in range(length)], max_tokens=30, n=n)
@@ -54,7 +76,11 @@ def journal(*groups: ToyGroup, budget: int, depth: int) -> list[object]:
 def test_a_state_that_trades_pages_with_its_checkpoint_is_as_one_that_takes_new_ones(
     budget: int, depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    groups, traded, reclaim = (full(), state(), ToyGroup(law=Tail(4, 4), block_tokens=4)), 0, PagePool.reclaim
+    groups, traded, reclaim = (
+        (full(), state(), ToyGroup(law=Tail(4, 4), block_tokens=4)),
+        0,
+        PagePool.reclaim,
+    )
 
     def counted(self: PagePool, pages: np.ndarray) -> np.ndarray:
         nonlocal traded
@@ -76,7 +102,9 @@ def test_a_chunk_over_a_steady_ring_is_as_one_over_a_ring_that_is_looked_through
     groups, plan = (full(), ToyGroup(law=law, block_tokens=block)), SingleTypeKVCacheManager.plan
     quick = journal(*groups, budget=budget, depth=1)
 
-    def thorough(self: SingleTypeKVCacheManager, row: int, start: int, stop: int, **more: object) -> object:
+    def thorough(
+        self: SingleTypeKVCacheManager, row: int, start: int, stop: int, **more: object
+    ) -> object:
         self.settle(row, start)
         return plan(self, row, start, stop, **more)  # type: ignore[arg-type]
 
@@ -88,12 +116,23 @@ def test_a_chunk_over_a_steady_ring_is_as_one_over_a_ring_that_is_looked_through
 def test_a_prefix_that_ends_in_a_resume_point_is_found_as_by_looking(
     law: Law, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    toy = Toy(layout_of(full(), ToyGroup(law=law, block_tokens=block), state(), unit=4, slabs=600, max_model_len=256))
+    toy = Toy(
+        layout_of(
+            full(),
+            ToyGroup(law=law, block_tokens=block),
+            state(),
+            unit=4,
+            slabs=600,
+            max_model_len=256,
+        )
+    )
     tokens = list(range(70))
     for stop in (19, 41, 44, 70):
         toy.serve(f"r{stop}", tokens[:stop], max_tokens=5)
     keys, coordinator = toy.cache.keys(toy.requests["r70"], 70), toy.cache.coordinator
-    limits = [(stop, limit) for stop in range(len(keys) + 1) for limit in (stop, stop - 1) if limit >= 0]
+    limits = [
+        (stop, limit) for stop in range(len(keys) + 1) for limit in (stop, stop - 1) if limit >= 0
+    ]
 
     def found(cache: KVCacheCoordinator) -> list[tuple[int, int, tuple[int, ...]]]:
         matches = [cache.lookup(keys[:stop], limit) for stop, limit in limits]
@@ -105,15 +144,22 @@ def test_a_prefix_that_ends_in_a_resume_point_is_found_as_by_looking(
 
 
 @pytest.mark.parametrize("known", [0, 1, 17, 40])
-def test_keys_made_in_blocks_are_the_sums_of_their_definition(known: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_made_in_blocks_are_the_sums_of_their_definition(
+    known: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(hashing, "_BLOCK", 8)
     hasher, unit, root = PrefixHasher(unit=4, seed=5), 4, bytes(range(200, 216))
     tokens = np.random.default_rng(0).integers(0, 1 << 18, 41 * unit + 3).astype(np.int32)
-    keys = hasher.extend(hasher.extend(NO_KEYS, tokens[: known * unit], root=root), tokens, root=root)
+    keys = hasher.extend(
+        hasher.extend(NO_KEYS, tokens[: known * unit], root=root), tokens, root=root
+    )
     factors = hasher._factors.reshape(2, -1).tolist()
     sums, expected = [int(word) for word in np.frombuffer(root, np.uint64)], []
     for place, token in enumerate(tokens[: 41 * unit].tolist()):
-        sums = [(total + (token + 1) * lane[place]) % 2**64 for total, lane in zip(sums, factors, strict=True)]
+        sums = [
+            (total + (token + 1) * lane[place]) % 2**64
+            for total, lane in zip(sums, factors, strict=True)
+        ]
         if place % unit == unit - 1:
             expected.append(sums)
     assert keys.view(np.uint64).reshape(-1, 2).tolist() == expected

@@ -1,6 +1,8 @@
-"""Snapshots of the cache against the pool's counters, against a ledger of every allocation, and against plain set arithmetic.
+"""Snapshots of the cache against the pool's counters, against a ledger of every allocation, and
+against plain set arithmetic.
 
-Owns the ledger: whose every page is, noted when it is allocated and moved. States come from simulated traffic with trouble.
+Owns the ledger: whose every page is, noted when it is allocated and moved. States come from
+simulated traffic with trouble.
 """
 
 from __future__ import annotations
@@ -59,7 +61,10 @@ class Ledger:
     def compact(self) -> Moves | None:
         moves = self._compact()
         if moves is not None:
-            self.owner |= {t: self.owner[s] for s, t in zip(moves.sources.tolist(), moves.targets.tolist(), strict=True)}
+            self.owner |= {
+                t: self.owner[s]
+                for s, t in zip(moves.sources.tolist(), moves.targets.tolist(), strict=True)
+            }
             self.moved += len(moves.sources)
         return moves
 
@@ -68,16 +73,27 @@ def pages(snapshot: CacheSnapshot, arena: ArenaLayout) -> list[tuple[int, str, s
     """(address, state, group character, bucket) of every page of a snapshot that tells pages."""
     found = []
     slabs = snapshot.slabs
-    for slab, (bucket, states, groups) in enumerate(zip(slabs.bucket, slabs.states, slabs.groups, strict=True)):
+    for slab, (bucket, states, groups) in enumerate(
+        zip(slabs.bucket, slabs.states, slabs.groups, strict=True)
+    ):
         assert len(states) == len(groups) == (0 if bucket is None else arena.pages_per_slab(bucket))
         for place, (state, group) in enumerate(zip(states, groups, strict=True)):
             assert bucket is not None
-            found.append((slab * arena.slab_units + place * arena.page_units[bucket], STATES[state], group, bucket))
+            found.append(
+                (
+                    slab * arena.slab_units + place * arena.page_units[bucket],
+                    STATES[state],
+                    group,
+                    bucket,
+                )
+            )
     return found
 
 
 def check_slabs(snapshot: CacheSnapshot, cache: KVCacheManager, ledger: Ledger) -> Counter[str]:
-    """Pages one by one against pool and ledger; totals against the pool's counters. Returns what was met."""
+    """Pages one by one against pool and ledger; totals against the pool's counters. Returns what
+    was met.
+    """
     met: Counter[str] = Counter()
     by_bucket: Counter[tuple[int, str]] = Counter()
     by_group: Counter[tuple[int, str]] = Counter()
@@ -99,9 +115,15 @@ def check_slabs(snapshot: CacheSnapshot, cache: KVCacheManager, ledger: Ledger) 
         assert bucket_snapshot.slabs == snapshot.slabs.bucket.count(index)
     for group in snapshot.groups:
         assert [by_group[group.index, state] for state in ("held", "cached", "limbo")] == [
-            group.held, group.cached, group.limbo,
-        ]  # fmt: skip
-    assert snapshot.arena.free_slabs == snapshot.slabs.bucket.count(None) == cache.coordinator.pool.free_slabs
+            group.held,
+            group.cached,
+            group.limbo,
+        ]
+    assert (
+        snapshot.arena.free_slabs
+        == snapshot.slabs.bucket.count(None)
+        == cache.coordinator.pool.free_slabs
+    )
     return met
 
 
@@ -109,12 +131,18 @@ def referred(cache: KVCacheManager, row: int, index: int) -> set[int]:
     """What a row refers to in a group, by looking at every place that can hold a reference."""
     coordinator = cache.coordinator
     group = coordinator.groups[index]
-    promised = [page for promise in group._promises.get(row, {}).values() for page in promise.pages.tolist()]
-    return ({*group.table[row].tolist(), *promised} | coordinator._chains[row].extra[index]) - {NO_PAGE}
+    promised = [
+        page for promise in group._promises.get(row, {}).values() for page in promise.pages.tolist()
+    ]
+    return ({*group.table[row].tolist(), *promised} | coordinator._chains[row].extra[index]) - {
+        NO_PAGE
+    }
 
 
 def check_requests(snapshot: CacheSnapshot, world: World) -> None:
-    """Every running request is there with what its rows refer to; together they hold what the pool says is held."""
+    """Every running request is there with what its rows refer to; together they hold what the pool
+    says is held.
+    """
     cache = world.scheduler.cache
     running = {name for name, request in world.live.items() if cache.running(request)}
     assert {request.request_id for request in snapshot.requests} == running
@@ -129,7 +157,9 @@ def check_requests(snapshot: CacheSnapshot, world: World) -> None:
             assert holding.pages == len(mine)
             assert holding.bytes == len(mine) * group.page_units * cache.layout.arena.unit_bytes
             needed = {block for first, end in holding.needs for block in range(first, end)}
-            assert needed == set(blocks_of(group.group.law.needs(seen.computed), group.block_tokens))
+            assert needed == set(
+                blocks_of(group.group.law.needs(seen.computed), group.block_tokens)
+            )
     assert [len(one) for one in held] == [group.held for group in snapshot.groups]
 
 
@@ -137,7 +167,11 @@ def check_summaries(snapshot: CacheSnapshot, cache: KVCacheManager) -> None:
     """Counts per slab and the cheap counters say the same as the pages."""
     brief = inspect(cache, max_pages=-1)
     for bucket, states, groups, rows in zip(
-        snapshot.slabs.bucket, snapshot.slabs.states, snapshot.slabs.groups, brief.slabs.counts, strict=True
+        snapshot.slabs.bucket,
+        snapshot.slabs.states,
+        snapshot.slabs.groups,
+        brief.slabs.counts,
+        strict=True,
     ):
         expected = Counter(pair for pair in zip(groups, states, strict=True) if pair[1] != ".")
         got = {
@@ -149,9 +183,17 @@ def check_summaries(snapshot: CacheSnapshot, cache: KVCacheManager) -> None:
         assert got == expected, bucket
     assert brief.slabs.states == brief.slabs.groups == ()
     counted = count_pages(cache)
-    assert counted.buckets == tuple(cache.coordinator.pool.counts(b) for b in range(len(snapshot.buckets)))
-    assert [(g.held, g.cached, g.limbo) for g in counted.groups] == [(g.held, g.cached, g.limbo) for g in snapshot.groups]
-    assert counted.evicted_nodes == snapshot.index.evicted_nodes == cache.coordinator.index.evicted_nodes
+    assert counted.buckets == tuple(
+        cache.coordinator.pool.counts(b) for b in range(len(snapshot.buckets))
+    )
+    assert [(g.held, g.cached, g.limbo) for g in counted.groups] == [
+        (g.held, g.cached, g.limbo) for g in snapshot.groups
+    ]
+    assert (
+        counted.evicted_nodes
+        == snapshot.index.evicted_nodes
+        == cache.coordinator.index.evicted_nodes
+    )
     assert counted.free_slabs == snapshot.arena.free_slabs
 
 
@@ -178,8 +220,20 @@ def test_snapshots_agree_with_pool_ledger_and_tables_in_any_traffic() -> None:
             met["resume points"] += snapshot.index.resume_points
         met["compactions"] += count_pages(cache).compactions
         met["evictions"] += count_pages(cache).evicted_nodes
-    wanted = {"held", "cached", "limbo", "free", "unknown", "shared buckets", "compactions", "evictions", "resume points"}
-    assert wanted == {name for name in wanted if met[name]}, "the traffic must bring everything that a snapshot tells apart"
+    wanted = {
+        "held",
+        "cached",
+        "limbo",
+        "free",
+        "unknown",
+        "shared buckets",
+        "compactions",
+        "evictions",
+        "resume points",
+    }
+    assert wanted == {name for name in wanted if met[name]}, (
+        "the traffic must bring everything that a snapshot tells apart"
+    )
 
 
 @pytest.mark.parametrize("seed", [1, 5, 8])
@@ -197,17 +251,34 @@ def test_looking_changes_nothing(seed: int) -> None:
 
 
 def test_a_snapshot_by_hand() -> None:
-    """Gemma 3 270M, a prompt of 1,000 tokens computed at once, then what its end leaves in the index."""
+    """Gemma 3 270M, a prompt of 1,000 tokens computed at once, then what its end leaves in the
+    index.
+    """
     scheduler = Scheduler(gemma_layout(), max_num_batched_tokens=2048, max_num_seqs=4)
     seen: list[CacheSnapshot] = []
     scheduler.add(make_request("one", range(1000), max_tokens=3))
     run(scheduler, look=lambda plan: seen.append(inspect(scheduler.cache)))
     window, growing = seen[-1].groups
-    assert (window.law, window.block_tokens, window.ring, window.layers[:6]) == ("window 512", 64, 9, (0, 1, 2, 3, 4, 6))
-    assert (growing.law, growing.block_tokens, growing.ring, growing.layers) == ("everything", 64, None, (5, 11, 17))
+    assert (window.law, window.block_tokens, window.ring, window.layers[:6]) == (
+        "window 512",
+        64,
+        9,
+        (0, 1, 2, 3, 4, 6),
+    )
+    assert (growing.law, growing.block_tokens, growing.ring, growing.layers) == (
+        "everything",
+        64,
+        None,
+        (5, 11, 17),
+    )
     assert window.fields == growing.fields == ("k bfloat16 [1, 256]", "v bfloat16 [1, 256]")
     request = seen[-1].requests[0]
-    assert (request.request_id, request.tokens, request.computed, request.cached_tokens) == ("one", 1002, 1001, 0)
+    assert (request.request_id, request.tokens, request.computed, request.cached_tokens) == (
+        "one",
+        1002,
+        1001,
+        0,
+    )
     ring, table = request.groups
     assert ring.needs == ((490 // 64, 16),) and table.needs == ((0, 16),)
     assert (ring.pages, table.pages) == (window.held, growing.held) == (9, 16)
@@ -239,4 +310,6 @@ def test_pages_that_forks_share_count_once_in_the_arena_and_for_each_request() -
     after = inspect(scheduler.cache)
     assert [one.request_id for one in after.requests] == ["one", fork.request_id]
     assert after.requests[0].groups == after.requests[1].groups
-    assert [group.held for group in after.groups] == [group.held for group in before.groups] == [9, 16]
+    assert (
+        [group.held for group in after.groups] == [group.held for group in before.groups] == [9, 16]
+    )

@@ -37,7 +37,11 @@ def test_a_resend_hits_all_but_the_last_unit() -> None:
     assert serve(scheduler, "first", tokens) == 0
     assert serve(scheduler, "again", tokens) == 1984
     explained = scheduler.explain("again")
-    assert explained is not None and explained.hit_tokens == 1984 and explained.reason == "everything that may be reused was"
+    assert (
+        explained is not None
+        and explained.hit_tokens == 1984
+        and explained.reason == "everything that may be reused was"
+    )
 
 
 def test_a_fully_cached_prompt_still_computes_its_last_token() -> None:
@@ -51,13 +55,17 @@ def test_the_next_turn_hits_the_end_of_the_last_one() -> None:
     scheduler = scheduler_for()
     first = list(range(700))
     serve(scheduler, "turn 1", first, max_tokens=400)
-    assert serve(scheduler, "turn 2", [*first, *[7] * 400, *range(50)]) == (700 + 400 - 1) // 16 * 16
+    assert (
+        serve(scheduler, "turn 2", [*first, *[7] * 400, *range(50)]) == (700 + 400 - 1) // 16 * 16
+    )
 
 
 def test_the_second_sibling_of_an_announced_prefix_hits_it_and_the_third_in_any_case() -> None:
     shared = list(range(2000))
     announced = scheduler_for()
-    hits = [serve(announced, f"r{i}", [*shared, *[9000 + i] * 300], marks=(2000,)) for i in range(3)]
+    hits = [
+        serve(announced, f"r{i}", [*shared, *[9000 + i] * 300], marks=(2000,)) for i in range(3)
+    ]
     assert hits == [0, 2000, 2000]
     silent = scheduler_for()
     hits = [serve(silent, f"r{i}", [*shared, *[9000 + i] * 600]) for i in range(3)]
@@ -70,7 +78,11 @@ def test_explain_names_the_limiting_group() -> None:
     serve(scheduler, "sibling", [*range(2000), *[5] * 100])
     explained = scheduler.explain("sibling")
     assert explained is not None
-    assert (explained.hit_tokens, explained.matched_tokens, explained.limited_by) == (0, 2000, ("window 512",))
+    assert (explained.hit_tokens, explained.matched_tokens, explained.limited_by) == (
+        0,
+        2000,
+        ("window 512",),
+    )
     assert "no checkpoint between tokens 0 and 2000" in explained.reason
 
 
@@ -79,7 +91,11 @@ def test_explain_says_where_the_key_differs() -> None:
     serve(scheduler, "first", list(range(3000)), marks=(480,))
     serve(scheduler, "other", [*range(490), *[5] * 100])
     explained = scheduler.explain("other")
-    assert explained is not None and explained.hit_tokens == 480 and "tokens 480 to 496" in explained.reason
+    assert (
+        explained is not None
+        and explained.hit_tokens == 480
+        and "tokens 480 to 496" in explained.reason
+    )
 
 
 @pytest.mark.parametrize("other", [{"cache_salt": "b"}])
@@ -101,7 +117,9 @@ def test_keys_change_with_all_that_changes_bytes(change: dict[str, object]) -> N
 
 
 def test_a_request_that_could_never_fit_is_refused_with_the_arithmetic() -> None:
-    scheduler = Scheduler(gemma_layout(arena_bytes=24 << 20), max_num_batched_tokens=512, max_num_seqs=2)
+    scheduler = Scheduler(
+        gemma_layout(arena_bytes=24 << 20), max_num_batched_tokens=512, max_num_seqs=2
+    )
     with pytest.raises(CapacityError, match=r"30,100 tokens needs .* slabs"):
         scheduler.add(make_request("huge", [1] * 30_000, max_tokens=100))
     assert not scheduler.has_work
@@ -122,7 +140,9 @@ def test_an_empty_prompt_and_a_taken_id_are_errors() -> None:
 def test_a_decode_step_inside_blocks_costs_no_python_per_request_in_the_cache(size: int) -> None:
     """The number of calls is the same for 16 and for 256 requests: a small constant."""
     layout = gemma_layout(arena_bytes=8 << 30, max_model_len=2048)
-    scheduler = Scheduler(layout, max_num_batched_tokens=1 << 16, max_num_seqs=size, enable_prefix_caching=False)
+    scheduler = Scheduler(
+        layout, max_num_batched_tokens=1 << 16, max_num_seqs=size, enable_prefix_caching=False
+    )
     for i in range(size):
         scheduler.add(make_request(f"r{i}", [i] * 70, max_tokens=40))
     for _ in range(3):
@@ -134,7 +154,10 @@ def test_a_decode_step_inside_blocks_costs_no_python_per_request_in_the_cache(si
     calls = []
 
     def trace(frame: FrameType, event: str, _: object) -> None:
-        if event == "call" and ("octavo/cache/" in frame.f_code.co_filename or "octavo/memory/" in frame.f_code.co_filename):
+        if event == "call" and (
+            "octavo/cache/" in frame.f_code.co_filename
+            or "octavo/memory/" in frame.f_code.co_filename
+        ):
             calls.append(frame.f_code.co_name)
 
     sys.setprofile(trace)
@@ -148,22 +171,44 @@ def test_a_decode_step_inside_blocks_costs_no_python_per_request_in_the_cache(si
 
 
 def test_admission_is_exact_behind_a_hit_that_ends_on_a_block_border() -> None:
-    """Five pages: three hold a cached prefix, two are free, and a prompt of five blocks takes all of them."""
-    layout = toy_layout([ToyGroup(law=Everything(), block_tokens=4)], hash_unit=4, slab_pages=1, num_slabs=5, max_model_len=24)
+    """Five pages: three hold a cached prefix, two are free, and a prompt of five blocks takes all
+    of them.
+    """
+    layout = toy_layout(
+        [ToyGroup(law=Everything(), block_tokens=4)],
+        hash_unit=4,
+        slab_pages=1,
+        num_slabs=5,
+        max_model_len=24,
+    )
     manager = KVCacheManager(layout, max_num_seqs=2)
-    first, longer = make_request("first", list(range(12))), make_request("longer", [*range(12), *range(50, 58)])
+    first, longer = (
+        make_request("first", list(range(12))),
+        make_request("longer", [*range(12), *range(50, 58)]),
+    )
     for request, stop in ((first, 12), (longer, 20)):
         assert manager.admit(request, manager.lookup(request)) and manager.extend(request, stop, 0)
         manager.commit(np.array([manager.row(request)]), np.array([stop]))
         if request is first:
             manager.free(request)
-    assert manager.coordinator.pool.counts(0).held == 5 and manager.coordinator.index.evicted_nodes == 0
+    assert (
+        manager.coordinator.pool.counts(0).held == 5
+        and manager.coordinator.index.evicted_nodes == 0
+    )
     manager.check()
 
 
 def test_two_requests_that_compute_one_block_together_end_on_one_page() -> None:
-    """Each publishes half of the block first: both keep what the index has, and everything comes back."""
-    layout = toy_layout([ToyGroup(law=Everything(), block_tokens=8)], hash_unit=4, slab_pages=1, num_slabs=6, max_model_len=24)
+    """Each publishes half of the block first: both keep what the index has, and everything comes
+    back.
+    """
+    layout = toy_layout(
+        [ToyGroup(law=Everything(), block_tokens=8)],
+        hash_unit=4,
+        slab_pages=1,
+        num_slabs=6,
+        max_model_len=24,
+    )
     manager = KVCacheManager(layout, max_num_seqs=2)
     pair = [make_request(name, list(range(9))) for name in ("a", "b")]
     for request in pair:

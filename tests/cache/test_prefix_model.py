@@ -1,7 +1,8 @@
 """Coordinator and prefix index against a slow obvious model, with shadow memory under them.
 
-Owns a Hypothesis state machine over two-token vocabularies and tiny blocks. The model is a set of known prefixes and a set of
-claimed grains; the hit must be the largest number of tokens at which every group can resume, never more and never less.
+Owns a Hypothesis state machine over two-token vocabularies and tiny blocks. The model is a set of
+known prefixes and a set of claimed grains; the hit must be the largest number of tokens at which
+every group can resume, never more and never less.
 """
 
 from __future__ import annotations
@@ -27,12 +28,22 @@ from octavo.spec.law import Chunk, Everything, Law, SinkWindow, Snapshot, Tail, 
 LONGEST = 24
 ROWS = 3
 
-LAWS: tuple[Law, ...] = (Everything(), Window(5), Window(2), Chunk(4), SinkWindow(2, 3), Tail(3, 1), Snapshot())
+LAWS: tuple[Law, ...] = (
+    Everything(),
+    Window(5),
+    Window(2),
+    Chunk(4),
+    SinkWindow(2, 3),
+    Tail(3, 1),
+    Snapshot(),
+)
 
 
 @dataclass(kw_only=True)
 class Running:
-    """One request: its tokens (all known beforehand), how many are computed, and how far growing groups are shared."""
+    """One request: its tokens (all known beforehand), how many are computed, and how far growing
+    groups are shared.
+    """
 
     name: str
     tokens: tuple[int, ...]
@@ -41,17 +52,25 @@ class Running:
 
 
 class ObviousIndex:
-    """What the index should know: prefixes by their tokens, and grains (unit prefix, group, grain) claimed by resume points."""
+    """What the index should know: prefixes by their tokens, and grains (unit prefix, group, grain)
+    claimed by resume points.
+    """
 
     def __init__(self, layout: CacheLayout) -> None:
         self.layout = layout
         self.units: set[tuple[int, ...]] = set()
         self.claimed: set[tuple[tuple[int, ...], int, int]] = set()
 
-    def _grains(self, tokens: tuple[int, ...], group: int, n: int) -> set[tuple[tuple[int, ...], int, int]]:
+    def _grains(
+        self, tokens: tuple[int, ...], group: int, n: int
+    ) -> set[tuple[tuple[int, ...], int, int]]:
         unit = self.layout.hash_unit
         size = min(unit, self.layout.groups[group].block_tokens)
-        needed = {grain for interval in self.layout.groups[group].group.law.needs(n) for grain in block_range(interval, size)}
+        needed = {
+            grain
+            for interval in self.layout.groups[group].group.law.needs(n)
+            for grain in block_range(interval, size)
+        }
         return {(tokens[: (grain * size // unit + 1) * unit], group, grain) for grain in needed}
 
     def publish(self, tokens: tuple[int, ...], n: int) -> None:
@@ -70,10 +89,19 @@ class ObviousIndex:
         return count
 
     def hit(self, tokens: tuple[int, ...], limit: int) -> int:
-        """Largest number of units at which every group can resume, tried one by one from the longest down."""
+        """Largest number of units at which every group can resume, tried one by one from the
+        longest down.
+        """
         for count in range(min(limit, self.matched(tokens)), 0, -1):
-            bounded = [i for i, group in enumerate(self.layout.groups) if group.group.law.prefix is not None]
-            if all(self._grains(tokens, index, count * self.layout.hash_unit) <= self.claimed for index in bounded):
+            bounded = [
+                i
+                for i, group in enumerate(self.layout.groups)
+                if group.group.law.prefix is not None
+            ]
+            if all(
+                self._grains(tokens, index, count * self.layout.hash_unit) <= self.claimed
+                for index in bounded
+            ):
                 return count
         return 0
 
@@ -83,12 +111,24 @@ class PrefixMachine(RuleBasedStateMachine):
 
     @initialize(data=st.data())
     def build(self, data: st.DataObject) -> None:
-        laws = data.draw(st.lists(st.sampled_from(LAWS), min_size=1, max_size=3, unique=True), label="laws")
+        laws = data.draw(
+            st.lists(st.sampled_from(LAWS), min_size=1, max_size=3, unique=True), label="laws"
+        )
         unit = data.draw(st.integers(1, 4), label="hash_unit")
         sizes = st.sampled_from([size for size in range(1, 5) if nests(size, unit)])
-        toys = [ToyGroup(law=law, block_tokens=data.draw(sizes), entry_bytes=64 * data.draw(st.integers(1, 2))) for law in laws]
-        # Never full: with evictions the model would have to know the policy, and the simulator covers those.
-        self.layout = toy_layout(toys, hash_unit=unit, slab_pages=2, num_slabs=1500, max_model_len=LONGEST)
+        toys = [
+            ToyGroup(
+                law=law,
+                block_tokens=data.draw(sizes),
+                entry_bytes=64 * data.draw(st.integers(1, 2)),
+            )
+            for law in laws
+        ]
+        # Never full: with evictions the model would have to know the policy, and the simulator
+        # covers those.
+        self.layout = toy_layout(
+            toys, hash_unit=unit, slab_pages=2, num_slabs=1500, max_model_len=LONGEST
+        )
         self.cache = KVCacheCoordinator(self.layout, rows=ROWS)
         self.model = ObviousIndex(self.layout)
         self.runner = FakeRunner(self.layout)
@@ -118,17 +158,27 @@ class PrefixMachine(RuleBasedStateMachine):
         self.past.append(tokens)
         self.runner.register(name, tokens, SamplingParams())
         done = match.hit * self.layout.hash_unit
-        self.running[row] = Running(name=name, tokens=tokens, done=done, shared=match.matched * self.layout.hash_unit)
+        self.running[row] = Running(
+            name=name, tokens=tokens, done=done, shared=match.matched * self.layout.hash_unit
+        )
 
-    @precondition(lambda self: any(request.done < len(request.tokens) for request in self.running.values()))
+    @precondition(
+        lambda self: any(request.done < len(request.tokens) for request in self.running.values())
+    )
     @rule(data=st.data(), chunk=st.integers(1, 9))
     def advance(self, data: st.DataObject, chunk: int) -> None:
-        rows = sorted(row for row, request in self.running.items() if request.done < len(request.tokens))
+        rows = sorted(
+            row for row, request in self.running.items() if request.done < len(request.tokens)
+        )
         row = data.draw(st.sampled_from(rows), label="row")
         request, unit = self.running[row], self.layout.hash_unit
         start, stop = request.done, min(request.done + chunk, len(request.tokens))
         places = [mark for mark in range(start + 1, stop + 1) if mark % unit == 0]
-        marks = data.draw(st.lists(st.sampled_from(places), unique=True, max_size=2), label="marks") if places else []
+        marks = (
+            data.draw(st.lists(st.sampled_from(places), unique=True, max_size=2), label="marks")
+            if places
+            else []
+        )
         plans = self.cache.plan(row, start, stop, marks=sorted(marks), shared=request.shared)
         assert self.cache.extend(plans, self.step)
         self.runner.execute(self.step_plan(row, start, stop))
@@ -152,7 +202,10 @@ class PrefixMachine(RuleBasedStateMachine):
             sampling=(SamplingParams(),),
             output_len=np.array([0], np.int32),
             branch=np.array([0], np.int32),
-            groups=tuple(group.group_step(StepRows(rows, np.array([start]), query_start)) for group in self.cache.groups),
+            groups=tuple(
+                group.group_step(StepRows(rows, np.array([start]), query_start))
+                for group in self.cache.groups
+            ),
             copies=jobs,
         )
 
@@ -162,12 +215,19 @@ class PrefixMachine(RuleBasedStateMachine):
         self.cache.publish(row, self.keys(request.tokens[:stop]), self.step)
         self.model.publish(request.tokens, stop)
         for mark in marks:
-            promises = {index: self.cache.groups[index].take_promise(row, mark) for index in self.cache.bounded}
+            promises = {
+                index: self.cache.groups[index].take_promise(row, mark)
+                for index in self.cache.bounded
+            }
             kept = {index: promise for index, promise in promises.items() if promise is not None}
-            assert len(kept) == len(self.cache.bounded), "a mark in the step's plan is kept by every group"
+            assert len(kept) == len(self.cache.bounded), (
+                "a mark in the step's plan is kept by every group"
+            )
             if kept:
                 self.cache.claim(row, mark, kept)
-                self.cache.pool.release(np.concatenate([promise.pages for promise in kept.values()]))
+                self.cache.pool.release(
+                    np.concatenate([promise.pages for promise in kept.values()])
+                )
             self.model.claim(request.tokens, mark)
         self.runner.settle(self.step)
 
@@ -189,10 +249,15 @@ class PrefixMachine(RuleBasedStateMachine):
                 self.cache.clear(row, None)
             self.cache.check()
             self.cache.index.clear()
-            assert self.cache.pool.free_slabs == self.layout.arena.num_slabs, "everything comes back"
+            assert self.cache.pool.free_slabs == self.layout.arena.num_slabs, (
+                "everything comes back"
+            )
 
 
 TestPrefixModel = PrefixMachine.TestCase
 TestPrefixModel.settings = settings(
-    max_examples=120, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=120,
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
 )

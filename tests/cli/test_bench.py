@@ -1,4 +1,6 @@
-"""``octavo bench``: what it asks for, what it counts, and that its figures agree with each other."""
+"""``octavo bench``: what it asks for, what it counts, and that its figures agree with each
+other.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,18 @@ def test_quantiles_are_values_that_occur() -> None:
     assert quantiles([0.004, 0.001, 0.002, 0.003]) == {"p50": 3.0, "p90": 4.0, "p99": 4.0}
 
 
-@pytest.mark.parametrize(("name", "value"), [("requests", 0), ("rate", -1.0), ("shared_len", 600), ("runs", 0)])
+@pytest.mark.parametrize(
+    ("name", "value"), [("requests", 0), ("rate", -1.0), ("shared_len", 600), ("runs", 0)]
+)
 def test_wrong_values_are_refused_by_name(name: str, value: float) -> None:
     with pytest.raises(ConfigError, match=name):
         Load(**{name: value})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("how", [["--concurrency", "2"], ["--rate", "200"]])
-def test_a_tiny_model_is_measured(how: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_tiny_model_is_measured(
+    how: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     model, file = str(tiny.write("llama", tmp_path)), tmp_path / "out.json"
     sizes = ["--requests=4", "--input-len=40", "--output-len=5", "--shared-len=32", "--runs=2"]
     sizes += ["--kv-memory=8MiB", "--max-model-len=128"]

@@ -1,4 +1,6 @@
-"""``octavo generate`` on a tiny model with compressed entries: the report by kind of memory, as a table and as JSON."""
+"""``octavo generate`` on a tiny model with compressed entries: the report by kind of memory, as a
+table and as JSON.
+"""
 
 from __future__ import annotations
 
@@ -32,18 +34,38 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def generate(model: Path, *options: str) -> None:
-    common = ["-p", TEXT, "-n", str(COUNT), "--ignore-eos", "--dtype", "float32", "--device", "cpu", "--kv-memory", "16MiB"]
+    common = [
+        "-p",
+        TEXT,
+        "-n",
+        str(COUNT),
+        "--ignore-eos",
+        "--dtype",
+        "float32",
+        "--device",
+        "cpu",
+        "--kv-memory",
+        "16MiB",
+    ]
     with pytest.raises(SystemExit) as ended:
         main(["generate", str(model), *common, "--max-model-len", "512", *options])
     assert not ended.value.code
 
 
-def test_json_says_what_every_kind_of_memory_held(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_says_what_every_kind_of_memory_held(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     generate(model, "--json", "--kv-cache-dtype", "fp8", "--indexer-cache-dtype", "fp4")
     made = json.loads(capsys.readouterr().out)
     held, report = made["cache_by_kind"], made["cache_report"]
     assert sum(each["bytes"] for each in held) == sum(group["bytes"] for group in report["groups"])
-    assert tuple((each["stream"], each["stride"], each["kinds"], len(each["layers"])) for each in held[:-1]) == ROWS
+    assert (
+        tuple(
+            (each["stream"], each["stride"], each["kinds"], len(each["layers"]))
+            for each in held[:-1]
+        )
+        == ROWS
+    )
     tokens = len(BYTES.encode(TEXT)) + COUNT - 1
     assert report["tokens"] == tokens
     for each in held[:-1]:
@@ -59,4 +81,14 @@ def test_the_report_is_a_table(model: Path, capsys: pytest.CaptureFixture[str]) 
     generate(model, "--report")
     shown = capsys.readouterr().out
     assert "By what layers remember" in shown
-    assert all(name in shown for name in ("compressed 1:4", "index 1:4", "index_compressor", "window", "padding", "share"))
+    assert all(
+        name in shown
+        for name in (
+            "compressed 1:4",
+            "index 1:4",
+            "index_compressor",
+            "window",
+            "padding",
+            "share",
+        )
+    )

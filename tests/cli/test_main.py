@@ -41,9 +41,15 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "message"),
     [
         (["generate", "./nowhere", "-p", "x"], "does not exist"),
-        (["generate", "./nowhere", "-p", "x", "--temperature", "-1"], "temperature must be at least 0"),
+        (
+            ["generate", "./nowhere", "-p", "x", "--temperature", "-1"],
+            "temperature must be at least 0",
+        ),
         (["generate", "./nowhere", "-p", "x", "-n", "0"], "max_tokens must be at least 1"),
-        (["generate", "./nowhere", "-p", "x", "--kv-memory", "lots"], "kv_memory 'lots' is not a size"),
+        (
+            ["generate", "./nowhere", "-p", "x", "--kv-memory", "lots"],
+            "kv_memory 'lots' is not a size",
+        ),
         (["generate", "./nowhere", "-p", "x", "--dtype", "int3"], "dtype must be one of"),
         (["sim", "--model", "nothing"], "nothing"),
         (["sim", "--count", "many"], "'--count'"),
@@ -63,8 +69,12 @@ def test_wrong_input_is_one_line_and_exit_code_2(
     assert "Traceback" not in shown.err
 
 
-@pytest.mark.parametrize("arguments", [["generate"], ["generate", "m"], ["nonsense"], ["sim", "--count", "0"]])
-def test_wrong_usage_is_exit_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "arguments", [["generate"], ["generate", "m"], ["nonsense"], ["sim", "--count", "0"]]
+)
+def test_wrong_usage_is_exit_code_2(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert octavo(arguments) == 2
     assert "Traceback" not in capsys.readouterr().err
 
@@ -104,26 +114,52 @@ def test_demo_without_its_weights_says_what_to_do(monkeypatch: pytest.MonkeyPatc
 
 
 def test_python_dash_m() -> None:
-    done = subprocess.run([sys.executable, "-m", "octavo", "--version"], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "octavo", "--version"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert done.stdout == f"octavo {__version__}\n"
 
 
-@pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (3 << 30, "3.0 GiB")])
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (3 << 30, "3.0 GiB")]
+)
 def test_sizes(count: int, text: str) -> None:
     assert format_size(count) == text
 
 
 def test_the_report_puts_what_was_held_beside_a_uniform_cache() -> None:
-    window = GroupReport(law="window 512", layers=(0, 1, 2), block_tokens=64, blocks=9, bytes=3 << 20, uniform_bytes=9 << 20)
-    growing = GroupReport(law="everything", layers=(3,), block_tokens=32, blocks=41, bytes=3 << 20, uniform_bytes=3 << 20)
-    report = CacheReport(tokens=1300, cached_tokens=16, groups=(window, growing), peak_bytes=7 << 20)
+    window = GroupReport(
+        law="window 512",
+        layers=(0, 1, 2),
+        block_tokens=64,
+        blocks=9,
+        bytes=3 << 20,
+        uniform_bytes=9 << 20,
+    )
+    growing = GroupReport(
+        law="everything",
+        layers=(3,),
+        block_tokens=32,
+        blocks=41,
+        bytes=3 << 20,
+        uniform_bytes=3 << 20,
+    )
+    report = CacheReport(
+        tokens=1300, cached_tokens=16, groups=(window, growing), peak_bytes=7 << 20
+    )
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(table(report))
     lines = [line.replace("│", " ").split() for line in console.export_text().splitlines()]
     assert ["3", "window", "512", "9", "×", "64", "3.0", "MiB", "9.0", "MiB"] in lines
     assert ["all", "6.0", "MiB", "12.0", "MiB"] in lines
-    assert notes(report, 100) == (
-        "50% less than one uniform cache; at most 7.0 MiB held at any step\n16 of 100 prompt tokens came from the prefix cache"
+    assert (
+        notes(report, 100)
+        == "50% less than one uniform cache; at most 7.0 MiB held at any step\n16 of 100 prompt"
+        " tokens came from the prefix cache"
     )
     short = CacheReport(tokens=3, cached_tokens=0, groups=(growing,), peak_bytes=3 << 20)
     assert notes(short, 3).startswith("no less than one uniform cache")

@@ -1,4 +1,6 @@
-"""The asynchronous engine: many clients at once, cancellation, crashes, shutdown; pages are conserved through all of it."""
+"""The asynchronous engine: many clients at once, cancellation, crashes, shutdown; pages are
+conserved through all of it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,13 @@ import pytest
 
 from octavo import LLM, CapacityError, ConfigError, SamplingParams
 from octavo.engine import insight
-from octavo.engine.aio import AsyncLLM, EngineClosedError, EngineDeadError, QueueFullError, StepFailedError
+from octavo.engine.aio import (
+    AsyncLLM,
+    EngineClosedError,
+    EngineDeadError,
+    QueueFullError,
+    StepFailedError,
+)
 from octavo.sched.step import StepPlan, StepResult
 from tests import tiny
 from tests.engine.test_text import BYTES
@@ -30,7 +38,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def load(model: Path, **options: Any) -> LLM:
-    return LLM(model, dtype="float32", device="cpu", kv_memory="16MiB", max_model_len=256, **options)
+    return LLM(
+        model, dtype="float32", device="cpu", kv_memory="16MiB", max_model_len=256, **options
+    )
 
 
 @asynccontextmanager
@@ -87,7 +97,9 @@ def gated(model: Path) -> Iterator[tuple[LLM, Gate]]:
 def test_many_clients_get_what_each_would_get_alone(model: Path) -> None:
     llm = load(model, max_num_seqs=4)
     prompts = [f"prompt number {i} " * (1 + i % 5) for i in range(24)]
-    alone = [output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY, progress=False)]
+    alone = [
+        output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY, progress=False)
+    ]
 
     async def main() -> list[Any]:
         async with serving(llm) as engine:
@@ -101,7 +113,9 @@ def test_many_clients_get_what_each_would_get_alone(model: Path) -> None:
 
 def test_deltas_joined_are_the_output(model: Path) -> None:
     llm = load(model)
-    params = SamplingParams(n=3, temperature=1.2, seed=5, max_tokens=20, ignore_eos=True, logprobs=2, prompt_logprobs=1)
+    params = SamplingParams(
+        n=3, temperature=1.2, seed=5, max_tokens=20, ignore_eos=True, logprobs=2, prompt_logprobs=1
+    )
     (whole,) = llm.generate("hello", params, progress=False)
 
     async def main() -> list[Any]:
@@ -112,7 +126,9 @@ def test_deltas_joined_are_the_output(model: Path) -> None:
     assert [delta.finished for delta in deltas] == [False] * (len(deltas) - 1) + [True]
     assert deltas[0].prompt_token_ids == whole.prompt_token_ids
     assert list(deltas[0].prompt_logprobs) == whole.prompt_logprobs
-    assert deltas[0].explanation is not None and all(delta.explanation is None for delta in deltas[1:])
+    assert deltas[0].explanation is not None and all(
+        delta.explanation is None for delta in deltas[1:]
+    )
     for index, completion in enumerate(whole.outputs):
         mine = [output for delta in deltas for output in delta.outputs if output.index == index]
         assert "".join(output.text for output in mine) == completion.text
@@ -158,7 +174,9 @@ def test_a_cancelled_task_ends_its_request_wherever_it_is(gated: tuple[LLM, Gate
             tasks[3].cancel()
             gate.open()
             results = await asyncio.gather(*tasks, return_exceptions=True)
-            assert [isinstance(result, asyncio.CancelledError) for result in results] == [True] * 4 + [False]
+            assert [isinstance(result, asyncio.CancelledError) for result in results] == [
+                True
+            ] * 4 + [False]
             assert len(results[4].outputs[0].token_ids) == 200
             assert not engine._sessions and not engine._places
 
@@ -194,7 +212,9 @@ def test_a_crashed_step_ends_its_requests_and_the_engine_goes_on(gated: tuple[LL
             first = asyncio.create_task(engine.generate("first", LONG))
             await asyncio.to_thread(gate.entered.wait, 10)
             gate.steps.release(3)
-            second = asyncio.create_task(engine.generate("second", SamplingParams(n=2, seed=1, max_tokens=50)))
+            second = asyncio.create_task(
+                engine.generate("second", SamplingParams(n=2, seed=1, max_tokens=50))
+            )
             await asyncio.sleep(0.05)
             gate.crash = RuntimeError("out of memory, say")
             gate.steps.release()
@@ -209,7 +229,9 @@ def test_a_crashed_step_ends_its_requests_and_the_engine_goes_on(gated: tuple[LL
     conserved(llm)
 
 
-def test_what_the_scheduler_breaks_kills_the_engine_and_nobody_waits(gated: tuple[LLM, Gate]) -> None:
+def test_what_the_scheduler_breaks_kills_the_engine_and_nobody_waits(
+    gated: tuple[LLM, Gate],
+) -> None:
     llm, gate = gated
 
     async def main() -> None:
@@ -280,7 +302,10 @@ def test_what_would_never_find_room_is_no_full_queue(model: Path) -> None:
 
     async def main() -> None:
         async with serving(llm, max_waiting=1) as engine:
-            assert len((await engine.generate("prompt", SamplingParams(n=3, max_tokens=2))).outputs) == 3
+            assert (
+                len((await engine.generate("prompt", SamplingParams(n=3, max_tokens=2))).outputs)
+                == 3
+            )
             with pytest.raises(ConfigError, match="n must be at most 3 here, not 4"):
                 await engine.generate("prompt", SamplingParams(n=4, max_tokens=2))
 
@@ -338,7 +363,9 @@ def test_what_was_refused_has_not_ended(model: Path) -> None:
     assert recorder.reasons == ["length", "abort"]
 
 
-def test_many_who_look_cost_one_look(gated: tuple[LLM, Gate], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_who_look_cost_one_look(
+    gated: tuple[LLM, Gate], monkeypatch: pytest.MonkeyPatch
+) -> None:
     llm, gate = gated
     looks = []
     describe = insight.describe
@@ -409,7 +436,10 @@ def test_close_keeps_no_client_waiting_for_a_step(gated: tuple[LLM, Gate]) -> No
         engine = AsyncLLM(llm)
         tasks = [asyncio.create_task(engine.generate("prompt", LONG))]
         await asyncio.to_thread(gate.entered.wait, 10)
-        tasks += [asyncio.create_task(engine.generate("not even entered", LONG)), asyncio.create_task(engine.snapshot())]
+        tasks += [
+            asyncio.create_task(engine.generate("not even entered", LONG)),
+            asyncio.create_task(engine.snapshot()),
+        ]
         patient = asyncio.create_task(engine.close(timeout=600))
         await asyncio.sleep(0.05)
         assert not any(task.done() for task in tasks)
@@ -433,7 +463,9 @@ def test_priority_salt_and_marks_reach_the_scheduler(gated: tuple[LLM, Gate]) ->
     order: list[str] = []
 
     async def run(engine: AsyncLLM, name: str, **options: Any) -> Any:
-        output = await engine.generate("a prompt that is longer than two units of hash", GREEDY, **options)
+        output = await engine.generate(
+            "a prompt that is longer than two units of hash", GREEDY, **options
+        )
         order.append(name)
         return output
 
@@ -449,7 +481,9 @@ def test_priority_salt_and_marks_reach_the_scheduler(gated: tuple[LLM, Gate]) ->
             gate.open()
             first = await asyncio.gather(*tasks)
             await blocker
-            again = [await run(engine, "again", cache_salt=salt, marks=(16,)) for salt in ("a", "c")]
+            again = [
+                await run(engine, "again", cache_salt=salt, marks=(16,)) for salt in ("a", "c")
+            ]
             return [*first, *again]
 
     outputs = asyncio.run(main())

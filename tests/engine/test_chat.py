@@ -17,12 +17,13 @@ LINES = (
     "{% for m in messages %}{{ '[' + m['role'] + ']' + (m['content'] | trim) + '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}[assistant]{% endif %}"
 )
-# As Gemma's: what the system says becomes the beginning of the user's message, and vanishes without one.
+# As Gemma's: what the system says becomes the beginning of the user's message, and vanishes without
+# one.
 FOLDED = (
-    "{% if messages[0]['role'] == 'system' %}{% set first = messages[0]['content'] + '\n\n' %}{% set rest = messages[1:] %}"
-    "{% else %}{% set first = '' %}{% set rest = messages %}{% endif %}"
-    "{% for m in rest %}<{{ m['role'] }}>{{ (first if loop.first else '') + m['content'] | trim }}\n{% endfor %}"
-    "{% if add_generation_prompt %}<model>{% endif %}"
+    "{% if messages[0]['role'] == 'system' %}{% set first = messages[0]['content'] + '\n\n' %}{%"
+    " set rest = messages[1:] %}{% else %}{% set first = '' %}{% set rest = messages %}{% endif"
+    " %}{% for m in rest %}<{{ m['role'] }}>{{ (first if loop.first else '') + m['content'] | trim"
+    " }}\n{% endfor %}{% if add_generation_prompt %}<model>{% endif %}"
 )
 TALK = (
     {"role": "system", "content": "Be kind."},
@@ -49,7 +50,9 @@ def test_chat_is_the_template() -> None:
     text = "[system]Be kind.\n[user]Hello\n[assistant]0 is a number\n[user]Bye\n"
     assert tokenizer.decode(tokenizer.chat(TALK)) == text + "[assistant]"
     assert tokenizer.decode(tokenizer.chat_prompt(TALK, add_generation_prompt=False)[0]) == text
-    ids, marks = tokenizer.chat_prompt(TALK, add_generation_prompt=False, continue_final_message=True)
+    ids, marks = tokenizer.chat_prompt(
+        TALK, add_generation_prompt=False, continue_final_message=True
+    )
     assert (tokenizer.decode(ids), marks) == (text.rstrip("\n"), [])
 
 
@@ -63,7 +66,10 @@ def test_a_mark_ends_where_another_continuation_would_begin() -> None:
 
 
 def test_a_mark_within_a_message() -> None:
-    assert marked(LINES, [(0, 3), (2, 1)]) == ["[system]Be ", "[system]Be kind.\n[user]Hello\n[assistant]0"]
+    assert marked(LINES, [(0, 3), (2, 1)]) == [
+        "[system]Be ",
+        "[system]Be kind.\n[user]Hello\n[assistant]0",
+    ]
 
 
 def test_a_mark_of_a_message_that_stands_in_another() -> None:
@@ -76,7 +82,9 @@ def test_a_mark_at_the_end_of_a_message_to_be_continued() -> None:
 
 
 def test_what_a_template_refuses_is_said() -> None:
-    with pytest.raises(ConfigError, match="messages do not suit the model's chat template: roles must alternate"):
+    with pytest.raises(
+        ConfigError, match="messages do not suit the model's chat template: roles must alternate"
+    ):
         chatting("{{ raise_exception('roles must alternate') }}").chat(TALK)
 
 
@@ -108,11 +116,23 @@ def test_bytes_of_special_and_unknown_tokens() -> None:
 def test_bytes_of_words_with_byte_fallback() -> None:
     names = ["<unk>", "\u2581Hello", "\u2581", "日", *(f"<0x{byte:02X}>" for byte in range(256))]
     backend = Backend(
-        models.BPE(vocab={name: i for i, name in enumerate(names)}, merges=[], byte_fallback=True, unk_token="<unk>")
+        models.BPE(
+            vocab={name: i for i, name in enumerate(names)},
+            merges=[],
+            byte_fallback=True,
+            unk_token="<unk>",
+        )
     )
     backend.normalizer = normalizers.Replace(" ", "\u2581")
-    backend.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
     tokenizer = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend))
-    assert [tokenizer.token_bytes(token) for token in (1, 2, 3, 4 + 0xE6)] == [b" Hello", b" ", "日".encode(), b"\xe6"]
+    assert [tokenizer.token_bytes(token) for token in (1, 2, 3, 4 + 0xE6)] == [
+        b" Hello",
+        b" ",
+        "日".encode(),
+        b"\xe6",
+    ]
     text = " 日é"
     assert b"".join(map(tokenizer.token_bytes, tokenizer.encode(text))) == text.encode()

@@ -10,7 +10,14 @@ from octavo.config import EngineConfig, parse_size
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [(4096, 4096), ("4096", 4096), ("2GiB", 2 << 30), ("1.5 gib", 3 << 29), ("500MB", 500_000_000), ("64kib", 65536)],
+    [
+        (4096, 4096),
+        ("4096", 4096),
+        ("2GiB", 2 << 30),
+        ("1.5 gib", 3 << 29),
+        ("500MB", 500_000_000),
+        ("64kib", 65536),
+    ],
 )
 def test_sizes(text: int | str, size: int) -> None:
     assert parse_size(text, "kv_memory") == size

@@ -1,8 +1,9 @@
-"""Greedy float32 output of the whole engine equals Transformers on tiny checkpoints, however the work is cut.
+"""Greedy float32 output of the whole engine equals Transformers on tiny checkpoints, however the
+work is cut.
 
-Owns the matrix: plain, chunked, batched, prefix hit, preempted; whole for some families, in one scenario for all others. A tie
-(top-2 gap of the oracle below 1e-4) would make a comparison meaningless, so prompts are chosen to have none and the test says
-so.
+Owns the matrix: plain, chunked, batched, prefix hit, preempted; whole for some families, in one
+scenario for all others. A tie (top-2 gap of the oracle below 1e-4) would make a comparison
+meaningless, so prompts are chosen to have none and the test says so.
 """
 
 from __future__ import annotations
@@ -58,13 +59,16 @@ GREEDY = SamplingParams(temperature=0, max_tokens=COUNT, ignore_eos=True)
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("tiny")
 
+
 Cases = tuple[tuple[list[int], list[int]], ...]
 """Prompts and their greedy continuations."""
 
 
 @cache
 def oracle(name: str) -> Cases:
-    """(prompt, greedy continuation) by Transformers, one prompt per length, none of them with a tie."""
+    """(prompt, greedy continuation) by Transformers, one prompt per length, none of them with a
+    tie.
+    """
     found = []
     for length in LENGTHS:
         for seed in range(100 * length, 100 * length + 13):
@@ -78,13 +82,20 @@ def oracle(name: str) -> Cases:
 
 
 def engine(root: Path, name: str, **options: object) -> LLM:
-    given: dict[str, object] = {"kv_memory": "32MiB", "max_model_len": 512, "device": "cpu", "skip_tokenizer_init": True}
+    given: dict[str, object] = {
+        "kv_memory": "32MiB",
+        "max_model_len": 512,
+        "device": "cpu",
+        "skip_tokenizer_init": True,
+    }
     return LLM(tiny.write(name, root), dtype="float32", **{**given, **options})  # type: ignore[arg-type]
 
 
 def generate(llm: LLM, prompts: list[list[int]]) -> list[RequestOutput]:
     outputs = llm.generate(prompts, GREEDY, progress=False)
-    assert all(output.finished and output.outputs[0].finish_reason == "length" for output in outputs)
+    assert all(
+        output.finished and output.outputs[0].finish_reason == "length" for output in outputs
+    )
     return outputs
 
 
@@ -104,7 +115,9 @@ def test_plain(root: Path, name: str) -> None:
 def test_chunked_and_batched(root: Path, name: str, budget: int) -> None:
     cases = oracle(name)
     llm = engine(root, name, max_num_batched_tokens=budget, enable_prefix_caching=False)
-    assert ids(generate(llm, [prompt for prompt, _ in cases])) == [expected for _, expected in cases]
+    assert ids(generate(llm, [prompt for prompt, _ in cases])) == [
+        expected for _, expected in cases
+    ]
 
 
 @pytest.mark.parametrize("name", THOROUGH)
@@ -116,7 +129,9 @@ def test_prefix_hits(root: Path, name: str, budget: int) -> None:
     cold, warm = generate(llm, prompts), generate(llm, prompts)
     assert ids(cold) == ids(warm) == [expected for _, expected in cases]
     assert [output.num_cached_tokens for output in cold] == [0] * len(cases)
-    assert [output.num_cached_tokens for output in warm] == [(length - 1) // 16 * 16 for length in LENGTHS]
+    assert [output.num_cached_tokens for output in warm] == [
+        (length - 1) // 16 * 16 for length in LENGTHS
+    ]
 
 
 @pytest.mark.parametrize("name", THOROUGH)
@@ -134,7 +149,9 @@ def test_a_conversation_goes_on_from_its_own_output(root: Path, name: str) -> No
 @pytest.mark.parametrize("caching", [True, False])
 def test_preempted(root: Path, name: str, caching: bool) -> None:
     cases = oracle(name)
-    llm = engine(root, name, kv_memory=tight(root, name), max_model_len=128, enable_prefix_caching=caching)
+    llm = engine(
+        root, name, kv_memory=tight(root, name), max_model_len=128, enable_prefix_caching=caching
+    )
     outputs = generate(llm, [prompt for prompt, _ in cases])
     assert ids(outputs) == [expected for _, expected in cases]
     assert llm.core.scheduler.num_preemptions > 0
@@ -151,13 +168,19 @@ def test_stops_and_reports(root: Path, name: str) -> None:
     prompt, expected = oracle(name)[2]
     llm = engine(root, name)
     stop = expected[4]
-    (output,) = llm.generate([prompt], SamplingParams(temperature=0, max_tokens=COUNT, stop_token_ids=[stop]), progress=False)
+    (output,) = llm.generate(
+        [prompt],
+        SamplingParams(temperature=0, max_tokens=COUNT, stop_token_ids=[stop]),
+        progress=False,
+    )
     assert output.outputs[0].token_ids == expected[: expected.index(stop) + 1]
     assert output.outputs[0].finish_reason == "stop"
 
 
 def alone(name: str, llm: LLM) -> tuple[Cases, int]:
-    """(Cases that ``llm`` computes one by one and Transformers agrees with, none of them with a tie; most bytes held)."""
+    """(Cases that ``llm`` computes one by one and Transformers agrees with, none of them with a
+    tie; most bytes held).
+    """
     found, held = [], 0
     for length in LENGTHS:
         for seed in range(100 * length, 100 * length + 13):
@@ -173,7 +196,9 @@ def alone(name: str, llm: LLM) -> tuple[Cases, int]:
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_all_ways(root: Path, name: str) -> None:
-    """Alone and whole; token by token; batched and chunked; the same from cached prefixes; preempted, with and without them."""
+    """Alone and whole; token by token; batched and chunked; the same from cached prefixes;
+    preempted, with and without them.
+    """
     cases, held = alone(name, engine(root, name, enable_prefix_caching=False))
     prompts, expected = [prompt for prompt, _ in cases], [tokens for _, tokens in cases]
     single = engine(root, name, max_num_batched_tokens=1, enable_prefix_caching=False)
@@ -183,20 +208,34 @@ def test_all_ways(root: Path, name: str) -> None:
     warm = generate(mixed, prompts)
     assert ids(warm) == expected
     unit = mixed.core.scheduler.cache.layout.hash_unit
-    assert [output.num_cached_tokens for output in warm] == [(length - 1) // unit * unit for length in LENGTHS]
-    # Where nothing grows, what is admitted is never in the way; tests/faults/test_states.py takes pages from such requests.
+    assert [output.num_cached_tokens for output in warm] == [
+        (length - 1) // unit * unit for length in LENGTHS
+    ]
+    # Where nothing grows, what is admitted is never in the way; tests/faults/test_states.py takes
+    # pages from such requests.
     if any(group.fixed is None for group in mixed.core.scheduler.cache.layout.groups):
         for caching in (True, False):
-            assert any(preemptions(root, name, cases, int(held * share), caching) for share in (1.5, 1.75, 2, 2.5, 3))
+            assert any(
+                preemptions(root, name, cases, int(held * share), caching)
+                for share in (1.5, 1.75, 2, 2.5, 3)
+            )
 
 
 def preemptions(root: Path, name: str, cases: Cases, memory: int, caching: bool) -> int:
     """How often a request gave way in ``memory``; the output is right however often that is.
 
-    0 also where that is too little for any: besides what it holds, a request is charged for a copy of a shared block.
+    0 also where that is too little for any: besides what it holds, a request is charged for a copy
+    of a shared block.
     """
     try:
-        llm = engine(root, name, kv_memory=memory, max_model_len=128, enable_prefix_caching=caching, max_num_batched_tokens=33)
+        llm = engine(
+            root,
+            name,
+            kv_memory=memory,
+            max_model_len=128,
+            enable_prefix_caching=caching,
+            max_num_batched_tokens=33,
+        )
         outputs = generate(llm, [prompt for prompt, _ in cases])
     except CapacityError:
         return 0

@@ -1,4 +1,6 @@
-"""The Python API on a tiny model with a byte tokenizer: prompts in every shape, streaming, stopping, refusing, cleaning up."""
+"""The Python API on a tiny model with a byte tokenizer: prompts in every shape, streaming,
+stopping, refusing, cleaning up.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,15 @@ def test_text_in_text_out(llm: LLM) -> None:
 def test_prompts_in_every_shape(llm: LLM) -> None:
     ids = BYTES.encode("hello")
     (expected,) = llm.generate("hello", GREEDY, progress=False)
-    for prompts in ("hello", ["hello"], ids, [ids], {"prompt_token_ids": ids}, [{"prompt_token_ids": ids}], ("hello",)):
+    for prompts in (
+        "hello",
+        ["hello"],
+        ids,
+        [ids],
+        {"prompt_token_ids": ids},
+        [{"prompt_token_ids": ids}],
+        ("hello",),
+    ):
         (output,) = llm.generate(prompts, GREEDY, progress=False)
         assert output.outputs[0].token_ids == expected.outputs[0].token_ids
     assert llm.generate([], GREEDY) == []
@@ -109,7 +119,9 @@ def test_the_token_that_ends_a_text_is_not_part_of_it(llm: LLM) -> None:
     ids = whole.outputs[0].token_ids
     stop = next(token for token in ids[2:] if BYTES.decode([token]) and token not in ids[:2])
     end = ids.index(stop)
-    (output,) = llm.generate("hello", SamplingParams(**VARIED, stop_token_ids=[stop]), progress=False)
+    (output,) = llm.generate(
+        "hello", SamplingParams(**VARIED, stop_token_ids=[stop]), progress=False
+    )
     assert output.outputs[0].token_ids == ids[: end + 1]
     assert output.outputs[0].text == BYTES.decode(ids[:end])
     assert output.outputs[0].text != BYTES.decode(ids[: end + 1])
@@ -143,9 +155,14 @@ def test_sampling_follows_its_seed_whatever_else_runs(llm: LLM) -> None:
 
 def test_the_engine_seed_makes_whole_runs_repeatable(model: Path) -> None:
     def run(seed: int) -> list[list[int]]:
-        llm = LLM(model, dtype="float32", device="cpu", kv_memory="16MiB", max_model_len=256, seed=seed)
+        llm = LLM(
+            model, dtype="float32", device="cpu", kv_memory="16MiB", max_model_len=256, seed=seed
+        )
         params = SamplingParams(max_tokens=12, ignore_eos=True)
-        return [output.outputs[0].token_ids for output in llm.generate(["a", "a", "b"], params, progress=False)]
+        return [
+            output.outputs[0].token_ids
+            for output in llm.generate(["a", "a", "b"], params, progress=False)
+        ]
 
     first = run(1)
     assert first == run(1)
@@ -154,7 +171,14 @@ def test_the_engine_seed_makes_whole_runs_repeatable(model: Path) -> None:
 
 
 def test_without_tokenizer(model: Path) -> None:
-    llm = LLM(model, dtype="bfloat16", device="cpu", kv_memory="16MiB", max_model_len=256, skip_tokenizer_init=True)
+    llm = LLM(
+        model,
+        dtype="bfloat16",
+        device="cpu",
+        kv_memory="16MiB",
+        max_model_len=256,
+        skip_tokenizer_init=True,
+    )
     (output,) = llm.generate([5, 6, 7], GREEDY, progress=False)
     assert len(output.outputs[0].token_ids) == 12
     assert output.outputs[0].text == ""
@@ -170,7 +194,9 @@ def test_missing_tokenizer_is_said(tmp_path: Path) -> None:
 
 
 def test_longer_than_the_model_is_refused(model: Path) -> None:
-    with pytest.raises(ConfigError, match="max_model_len 5000 is beyond the model's own limit of 4096"):
+    with pytest.raises(
+        ConfigError, match="max_model_len 5000 is beyond the model's own limit of 4096"
+    ):
         LLM(model, max_model_len=5000, kv_memory="16MiB")
 
 

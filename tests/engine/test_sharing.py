@@ -1,4 +1,5 @@
-"""Layers that read another layer's keys and values: no bytes of their own, every entry stored once, checkpoints as published.
+"""Layers that read another layer's keys and values: no bytes of their own, every entry stored once,
+checkpoints as published.
 
 What they read is compared in ``test_equivalence.py``, for fresh, chunked and decode steps alike.
 """
@@ -26,7 +27,12 @@ GREEDY = SamplingParams(temperature=0, max_tokens=COUNT, ignore_eos=True)
 
 
 def engine(path: Path, **options: object) -> LLM:
-    given: dict[str, object] = {"kv_memory": "32MiB", "max_model_len": 256, "device": "cpu", "skip_tokenizer_init": True}
+    given: dict[str, object] = {
+        "kv_memory": "32MiB",
+        "max_model_len": 256,
+        "device": "cpu",
+        "skip_tokenizer_init": True,
+    }
     return LLM(path, dtype="float32", **{**given, **options})  # type: ignore[arg-type]
 
 
@@ -52,7 +58,9 @@ def test_entries_are_stored_once_and_by_their_producer(
     stored: Counter[int] = Counter()
     store = Writes.store
 
-    def counting(self: Writes, views: Mapping[str, FieldView], made: Mapping[str, torch.Tensor]) -> None:
+    def counting(
+        self: Writes, views: Mapping[str, FieldView], made: Mapping[str, torch.Tensor]
+    ) -> None:
         for name in made:
             stored[id(views[name])] += self.tokens.numel()
         store(self, views, made)
@@ -96,12 +104,21 @@ def test_a_multimodal_checkpoint_is_read_for_its_text_model(tmp_path: Path, name
         if layer.shares is not None:
             for part in ("k_proj", "v_proj", "k_norm"):
                 # Published files hold these too; nobody computes with them.
-                weights[f"model.language_model.layers.{layer.index}.self_attn.{part}.weight"] = torch.full((3,), float("nan"))
-    for tower in ("vision_tower.encoder", "audio_tower.conv", "embed_vision.projection", "embed_audio.projection"):
+                weights[f"model.language_model.layers.{layer.index}.self_attn.{part}.weight"] = (
+                    torch.full((3,), float("nan"))
+                )
+    for tower in (
+        "vision_tower.encoder",
+        "audio_tower.conv",
+        "embed_vision.projection",
+        "embed_audio.projection",
+    ):
         weights[f"model.{tower}.weight"] = torch.zeros(2)
     save_file(weights, target / "model.safetensors")
     (target / "config.json").write_text(
-        json.dumps({"model_type": config["model_type"].removesuffix("_text"), "text_config": config})
+        json.dumps(
+            {"model_type": config["model_type"].removesuffix("_text"), "text_config": config}
+        )
     )
     prompt = tiny.prompt(30, 4)
     (output,) = engine(target).generate([prompt], GREEDY, progress=False)

@@ -38,7 +38,9 @@ def test_directory_and_gguf(tmp_path: Path) -> None:
         (("m/config.json",), "m", "no \\*.safetensors"),
     ],
 )
-def test_wrong_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: tuple[str, ...], model: str, message: str) -> None:
+def test_wrong_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: tuple[str, ...], model: str, message: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     for name in make:
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -47,7 +49,9 @@ def test_wrong_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: tup
         resolve(model)
 
 
-def test_hub_id_is_downloaded_without_other_weight_formats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_id_is_downloaded_without_other_weight_formats(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     directory, asked = model_directory(tmp_path / "snapshot"), []
 
     def download(model: str, allow_patterns: list[str]) -> str:

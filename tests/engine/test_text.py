@@ -1,4 +1,6 @@
-"""Streaming text: multi-token characters, stop strings across pieces, and the pieces joined are the whole."""
+"""Streaming text: multi-token characters, stop strings across pieces, and the pieces joined are the
+whole.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 
 def byte_tokenizer() -> Tokenizer:
     """One token per byte, and one special token: every character beyond ASCII spans tokens."""
-    backend = Backend(models.BPE(vocab={symbol: index for index, symbol in enumerate(ALPHABET)}, merges=[]))
+    backend = Backend(
+        models.BPE(vocab={symbol: index for index, symbol in enumerate(ALPHABET)}, merges=[])
+    )
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>"))
@@ -80,7 +84,9 @@ def test_stop_does_not_depend_on_the_pieces(text: str, stops: list[str], cuts: l
     expected = text[: min(found)[1]] if found else text
     borders = [0, *sorted(cut for cut in cuts if cut < len(text)), len(text)]
     cutter = StopStrings(stops)
-    given_out = "".join(cutter.push(text[start:stop]) for start, stop in zip(borders, borders[1:], strict=False))
+    given_out = "".join(
+        cutter.push(text[start:stop]) for start, stop in zip(borders, borders[1:], strict=False)
+    )
     assert given_out + cutter.flush() == expected
     assert cutter.stopped == bool(found)
 

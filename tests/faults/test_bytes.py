@@ -1,7 +1,7 @@
 """Stale bytes, and pages that change hands too early.
 
-Protects: nobody ever reads what it did not write or adopt, shared pages never change, and a page is nobody else's until every
-step that may touch it has been received.
+Protects: nobody ever reads what it did not write or adopt, shared pages never change, and a page is
+nobody else's until every step that may touch it has been received.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ def touched(plan: StepPlan) -> set[int]:
 
 @pytest.mark.parametrize("groups", [(state(),), (full(), state()), (full(), window(8)), ALL_LAWS])
 def test_leftovers_of_a_former_owner_are_never_read(groups: tuple[ToyGroup, ...]) -> None:
-    """All pages that are free are poisoned between requests: the next owner must not notice, from its first step on."""
+    """All pages that are free are poisoned between requests: the next owner must not notice, from
+    its first step on.
+    """
     toy = Toy(layout_of(*groups, slabs=40), budget=5)
     for i in range(6):
         toy.serve(f"r{i}", [i, *range(3, 20)], max_tokens=9)
@@ -39,8 +41,10 @@ def test_leftovers_of_a_former_owner_are_never_read(groups: tuple[ToyGroup, ...]
 
 
 def test_a_page_that_changes_groups_carries_nothing_over() -> None:
-    """Slabs pass from wide states to narrow attention pages and back; what lay there in the other layout is never read as
-    numbers. (That masked rows may hold NaN in the kernels is tested with the attention operations.)"""
+    """Slabs pass from wide states to narrow attention pages and back; what lay there in the other
+    layout is never read as numbers. (That masked rows may hold NaN in the kernels is tested with
+    the attention operations.)
+    """
     toy = Toy(layout_of(full(4, 64), state(640), slabs=8), budget=6, seqs=2)
     owners: dict[int, set[int]] = {}
 
@@ -59,27 +63,38 @@ def test_a_page_that_changes_groups_carries_nothing_over() -> None:
 
 @pytest.mark.parametrize("unit", [2, 4, 8])
 def test_short_continuations_of_a_shared_prefix_leave_it_unchanged(unit: int) -> None:
-    """Two requests go on from one cached prefix with two tokens each: what they share is byte for byte what it was, both are as
-    if computed alone, and a block shared in part is copied before it is written."""
+    """Two requests go on from one cached prefix with two tokens each: what they share is byte for
+    byte what it was, both are as if computed alone, and a block shared in part is copied before it
+    is written.
+    """
     toy = Toy(layout_of(full(8), window(6, 8), state(), unit=unit))
     prefix = list(range(3, 15))
     toy.serve("owner", [*prefix, 90, 91], max_tokens=1, marks=(12,))
-    shared = {page: list(shadow.rows) for page, shadow in toy.runner.arena.pages.items() if toy.pool.uses(page)[0]}
+    shared = {
+        page: list(shadow.rows)
+        for page, shadow in toy.runner.arena.pages.items()
+        if toy.pool.uses(page)[0]
+    }
     groups = {page: shadow.group for page, shadow in toy.runner.arena.pages.items()}
     before = {page: rows[: toy.indexed_rows(groups[page], page)] for page, rows in shared.items()}
     toy.add("left", [*prefix, 1, 2], max_tokens=2)
     toy.add("right", [*prefix, 2, 1], max_tokens=2)
     toy.run()
-    assert {toy.requests[name].num_cached_tokens for name in ("left", "right")} == {12 // unit * unit}
+    assert {toy.requests[name].num_cached_tokens for name in ("left", "right")} == {
+        12 // unit * unit
+    }
     for page, rows in before.items():
         shadow = toy.runner.arena.page(page)
         assert rows and shadow is not None and shadow.rows[: len(rows)] == rows
-    assert bool(any(plan.copies for plan in toy.plans)) == (unit < 8), "12 tokens end inside a block of 8; 8 do not"
+    assert bool(any(plan.copies for plan in toy.plans)) == (unit < 8), (
+        "12 tokens end inside a block of 8; 8 do not"
+    )
 
 
 def test_windows_are_let_go_by_what_is_computed_not_by_what_is_planned() -> None:
-    """Two prefill steps in flight: the pages that the unreceived ones read stay untouched and unfree until their receipts,
-    though the plan is already beyond them."""
+    """Two prefill steps in flight: the pages that the unreceived ones read stay untouched and
+    unfree until their receipts, though the plan is already beyond them.
+    """
     toy = Toy(layout_of(full(), window(8), slabs=40), budget=6, seqs=2, enable_prefix_caching=False)
     request = toy.add("long", list(range(40)))
     toy.step()
@@ -103,8 +118,9 @@ def test_windows_are_let_go_by_what_is_computed_not_by_what_is_planned() -> None
 
 
 def test_a_step_in_flight_keeps_the_pages_of_a_request_that_is_gone() -> None:
-    """A is aborted while two of its steps are in flight and may still write. B, in dire need, gets none of A's pages until the
-    receipts are in, and all of them afterwards."""
+    """A is aborted while two of its steps are in flight and may still write. B, in dire need, gets
+    none of A's pages until the receipts are in, and all of them afterwards.
+    """
     toy = Toy(layout_of(full(), slabs=10), budget=8, seqs=2, enable_prefix_caching=False)
     toy.add("zombie", list(range(20)))
     flying = [toy.launch(), toy.launch()]
@@ -118,18 +134,25 @@ def test_a_step_in_flight_keeps_the_pages_of_a_request_that_is_gone() -> None:
     while toy.flights:
         toy.land()
     toy.run()
-    assert any(touched(plan) & dangerous for plan in toy.plans[3:]), "10 pages, 8 of them for the heir: some were the zombie's"
+    assert any(touched(plan) & dangerous for plan in toy.plans[3:]), (
+        "10 pages, 8 of them for the heir: some were the zombie's"
+    )
     toy.assert_all_free()
 
 
 def test_what_somebody_is_still_sending_is_no_victim() -> None:
-    """Cached pages that are held and pinned (as a sender would) survive any eviction unmoved and unchanged, and are free to go
-    afterwards."""
+    """Cached pages that are held and pinned (as a sender would) survive any eviction unmoved and
+    unchanged, and are free to go afterwards.
+    """
     toy = Toy(layout_of(full(), window(8), slabs=12, slab_pages=2), seqs=2)
     prompt = list(range(12))
     toy.serve("sent", prompt)
     coordinator = toy.cache.coordinator
-    pages = np.unique(coordinator.index.pages[0][coordinator.lookup(toy.cache.keys(toy.requests["sent"], 12), 3).nodes])
+    pages = np.unique(
+        coordinator.index.pages[0][
+            coordinator.lookup(toy.cache.keys(toy.requests["sent"], 12), 3).nodes
+        ]
+    )
     toy.pool.retain(pages)
     toy.pool.pin(pages)
     before = {page: list(toy.runner.arena.pages[page].rows) for page in pages.tolist()}
@@ -145,9 +168,15 @@ def test_what_somebody_is_still_sending_is_no_victim() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_eviction_pressure_never_shows(seed: int) -> None:
-    """Six requests at a time over a pool of a few pages, two steps in flight, aborts and lost steps: every read is checked."""
+    """Six requests at a time over a pool of a few pages, two steps in flight, aborts and lost
+    steps: every read is checked.
+    """
     rng = Random(seed)
-    toy = Toy(layout_of(full(), window(6), unit=2, slabs=rng.choice((14, 18)), max_model_len=40), budget=9, seqs=6)
+    toy = Toy(
+        layout_of(full(), window(6), unit=2, slabs=rng.choice((14, 18)), max_model_len=40),
+        budget=9,
+        seqs=6,
+    )
     prompts = [[rng.randrange(2) for _ in range(rng.randint(1, 24))] for _ in range(8)]
     for i in range(24):
         prompt = rng.choice(prompts)[: rng.randint(1, 24)] + [rng.randrange(2)] * rng.randint(1, 4)

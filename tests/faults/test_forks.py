@@ -1,7 +1,7 @@
 """Several continuations of one prompt: they share what they have in common and nothing else.
 
-Protects: no continuation sees another's entries; what all read exists once; each can end, be preempted or be refused a place
-without the others noticing.
+Protects: no continuation sees another's entries; what all read exists once; each can end, be
+preempted or be refused a place without the others noticing.
 """
 
 from __future__ import annotations
@@ -17,13 +17,19 @@ PROMPT = list(range(10))
 
 def outputs(toy: Toy, name: str, n: int) -> list[list[int]]:
     """Output tokens by branch."""
-    return [toy.requests[f"{name}#{branch}" if branch else name].output_token_ids for branch in range(n)]
+    return [
+        toy.requests[f"{name}#{branch}" if branch else name].output_token_ids for branch in range(n)
+    ]
 
 
 @pytest.mark.parametrize("groups", LAWS)
 @pytest.mark.parametrize("length", [1, 4, 7, 8, 10, 13])
-def test_continuations_differ_and_none_disturbs_another(groups: tuple[ToyGroup, ...], length: int) -> None:
-    """Every read is checked by the runner; a prompt ends before, on and behind borders of blocks and units."""
+def test_continuations_differ_and_none_disturbs_another(
+    groups: tuple[ToyGroup, ...], length: int
+) -> None:
+    """Every read is checked by the runner; a prompt ends before, on and behind borders of blocks
+    and units.
+    """
     toy = Toy(layout_of(*groups), seqs=4, budget=5)
     toy.add("a", list(range(length)), n=3, max_tokens=20)
     toy.run()
@@ -33,13 +39,17 @@ def test_continuations_differ_and_none_disturbs_another(groups: tuple[ToyGroup, 
 
 
 def test_the_prompt_is_stored_once_and_only_the_last_block_is_copied() -> None:
-    """Ten tokens in blocks of four, three continuations: two full blocks are one page each, the third is copied twice."""
+    """Ten tokens in blocks of four, three continuations: two full blocks are one page each, the
+    third is copied twice.
+    """
     toy = Toy(layout_of(full()), seqs=4)
     toy.add("a", PROMPT, n=3, max_tokens=2)
     toy.step()
     assert toy.held() == [3], "forking takes no page"
     plan = toy.launch()
-    assert plan is not None and len(plan.copies) == 2 and len({job.source for job in plan.copies}) == 1
+    assert (
+        plan is not None and len(plan.copies) == 2 and len({job.source for job in plan.copies}) == 1
+    )
     pages = [toy.pages_of(name, 0) for name in ("a", "a#1", "a#2")]
     assert all(page[0] == pages[0][0] and page[1] == pages[0][1] for page in pages)
     assert len({page[2] for page in pages}) == 3
@@ -48,7 +58,9 @@ def test_the_prompt_is_stored_once_and_only_the_last_block_is_copied() -> None:
 
 
 def test_states_are_private_and_the_checkpoint_is_shared() -> None:
-    """A recurrent state after ten tokens, hash unit eight: one checkpoint, three states; two leave, the third is intact."""
+    """A recurrent state after ten tokens, hash unit eight: one checkpoint, three states; two leave,
+    the third is intact.
+    """
     toy = Toy(layout_of(full(8), state(), unit=8), seqs=4)
     toy.add("a", PROMPT, n=3, max_tokens=30)
     for _ in range(4):
@@ -78,7 +90,9 @@ def test_any_order_of_leaving_gives_every_page_back_once(groups: tuple[ToyGroup,
 
 
 def test_a_continuation_without_a_row_waits_and_loses_nothing() -> None:
-    """Two rows, five continuations: three wait with their first token known and are computed like any other request."""
+    """Two rows, five continuations: three wait with their first token known and are computed like
+    any other request.
+    """
     toy = Toy(layout_of(full(), window(6)), seqs=2)
     toy.add("a", PROMPT, n=5, max_tokens=6)
     toy.step()
@@ -89,7 +103,9 @@ def test_a_continuation_without_a_row_waits_and_loses_nothing() -> None:
 
 
 def test_memory_for_one_serves_all_continuations_one_after_another() -> None:
-    """An arena that holds one long continuation at a time: the others are preempted, and all end."""
+    """An arena that holds one long continuation at a time: the others are preempted, and all
+    end.
+    """
     toy = Toy(layout_of(full(), window(6), slabs=12), seqs=4)
     toy.add("a", PROMPT, n=4, max_tokens=12)
     toy.run()
@@ -99,7 +115,9 @@ def test_memory_for_one_serves_all_continuations_one_after_another() -> None:
 
 
 def test_a_lost_step_forks_nothing_and_the_prompt_is_computed_again() -> None:
-    """The step that was to sample all first tokens fails: no continuation exists before it is repeated."""
+    """The step that was to sample all first tokens fails: no continuation exists before it is
+    repeated.
+    """
     toy = Toy(layout_of(full(), window(6)), seqs=4)
     toy.add("a", PROMPT, n=3, max_tokens=5)
     toy.launch(lost=True)
@@ -131,7 +149,9 @@ def test_continuations_publish_what_they_make_and_each_can_be_resumed() -> None:
 
 def test_moved_pages_of_forks_are_found_again() -> None:
     """Compaction moves pages that several continuations share; all tables follow."""
-    toy = Toy(layout_of(full(entry_bytes=96), window(6, entry_bytes=32), slab_pages=3, slabs=9), seqs=6)
+    toy = Toy(
+        layout_of(full(entry_bytes=96), window(6, entry_bytes=32), slab_pages=3, slabs=9), seqs=6
+    )
     toy.add("a", PROMPT, n=4, max_tokens=24)
     for index in range(12):
         toy.add(f"other {index}", [50 + index] * (5 + index % 4 * 6), max_tokens=1 + index % 3)

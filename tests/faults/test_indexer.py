@@ -1,6 +1,8 @@
-"""Layers that choose what they read: the choice is made where nobody has keys of their own, at any length, and counted.
+"""Layers that choose what they read: the choice is made where nobody has keys of their own, at any
+length, and counted.
 
-Protects: sharing a choice never turns sparse attention off; a long context is indexed whole; index keys are charged.
+Protects: sharing a choice never turns sparse attention off; a long context is indexed whole; index
+    keys are charged.
 """
 
 from __future__ import annotations
@@ -44,15 +46,25 @@ def chosen_by(bench: Bench, hidden: torch.Tensor) -> list[list[int]]:
     q, weights = layer.indexer.queries(hidden, layer.source(hidden), step)
     found = []
     for query in range(hidden.shape[0]):
-        scores = [float(weights[query] @ torch.relu(q[query] @ keys[token])) for token in range(query + 1)]
-        found.append(sorted(sorted(range(query + 1), key=lambda token: (-scores[token], token))[: FULL.index_topk]))
+        scores = [
+            float(weights[query] @ torch.relu(q[query] @ keys[token])) for token in range(query + 1)
+        ]
+        found.append(
+            sorted(
+                sorted(range(query + 1), key=lambda token: (-scores[token], token))[
+                    : FULL.index_topk
+                ]
+            )
+        )
     return found
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 45])
 @torch.no_grad()
 def test_a_layer_that_borrows_a_choice_still_attends_to_that_choice_only(chunk: int) -> None:
-    """The second layer has no index keys; what it attends to is what the first chose in the same step, not everything."""
+    """The second layer has no index keys; what it attends to is what the first chose in the same
+    step, not everything.
+    """
     first, second = Bench(FULL, (4,), requests=1), Bench(SHARED, (4,), requests=1, shuffle=2)
     hidden, other = hidden_of(first.layer, 45, 1), hidden_of(second.layer, 45, 2)
     expected = dense_latent(second.layer, other, chosen_by(first, hidden))  # type: ignore[arg-type]
@@ -71,7 +83,9 @@ def test_a_layer_that_borrows_a_choice_still_attends_to_that_choice_only(chunk: 
         )
         own = first.layer(hidden[part], step, first.caches(plan))
         torch.testing.assert_close(own, alone[part], atol=2e-5, rtol=2e-5)
-        found = second.layer(other[part], step, second.caches(second.maker.plan([Chunk(0, [0] * count)])))
+        found = second.layer(
+            other[part], step, second.caches(second.maker.plan([Chunk(0, [0] * count)]))
+        )
         torch.testing.assert_close(found, expected[part], atol=2e-5, rtol=2e-5)
 
 
@@ -92,9 +106,16 @@ def test_a_choice_never_outlives_its_step() -> None:
 
 
 def test_a_context_of_32768_tokens_is_indexed_whole() -> None:
-    """Scores that single out tokens all over the context: the choice finds them, and attention reads them, at any place."""
+    """Scores that single out tokens all over the context: the choice finds them, and attention
+    reads them, at any place.
+    """
     length, k = 32768, 6
-    spec = ModelSpec(family="x", layers=(LayerSpec(index=0, mixers=(("mixer", FULL),)),), vocab_size=1, max_model_len=length)
+    spec = ModelSpec(
+        family="x",
+        layers=(LayerSpec(index=0, mixers=(("mixer", FULL),)),),
+        vocab_size=1,
+        max_model_len=length,
+    )
     layout = replace(hand_layout(spec, (256,), num_pages=160), max_model_len=length)
     maker, arena = PlanMaker(layout, 1, shuffle=1), Arena(layout)
     arena.buffer.fill_(0xFF)
@@ -115,17 +136,28 @@ def test_a_context_of_32768_tokens_is_indexed_whole() -> None:
     assert chosen.tolist() == [wanted]
     heads = Bench(FULL, (4,), requests=1).layer.heads
     heads = replace(heads, up=heads.up.float())
-    queries = Queries(plain=torch.zeros(1, 4, 12), rotated=torch.zeros(1, 4, 8), requests=torch.tensor([0]), chosen=chosen)
+    queries = Queries(
+        plain=torch.zeros(1, 4, 12),
+        rotated=torch.zeros(1, 4, 8),
+        requests=torch.tensor([0]),
+        chosen=chosen,
+    )
     mean = torch.einsum("r,hvr->hv", latent[wanted].mean(0), heads.up[:, 12:])
-    torch.testing.assert_close(latent_attend(queries, views["latent"], heads)[0], mean, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        latent_attend(queries, views["latent"], heads)[0], mean, atol=1e-5, rtol=1e-5
+    )
 
 
 def test_index_keys_are_charged() -> None:
-    """Bytes of a token are those of its latent, and of its index key where the layer has an indexer, planned as allocated."""
+    """Bytes of a token are those of its latent, and of its index key where the layer has an
+    indexer, planned as allocated.
+    """
     own, shared = ((LayerSpec(index=0, mixers=(("mixer", kind),)),) for kind in (FULL, SHARED))
     sizes = []
     for layers in (own, shared):
-        (group,) = make_groups(ModelSpec(family="x", layers=layers, vocab_size=1, max_model_len=64), "bfloat16")
+        (group,) = make_groups(
+            ModelSpec(family="x", layers=layers, vocab_size=1, max_model_len=64), "bfloat16"
+        )
         sizes.append(group.page_format(64).page_bytes)
     assert sizes[0] - sizes[1] == 64 * FULL.index_dim * 2
     assert sizes[1] == 64 * (24 + 8) * 2

@@ -21,7 +21,11 @@ ROOT = root_key(seed=0)
 
 
 def keys_of(tokens: list[int], root: bytes = ROOT, *, unit: int = 4, seed: int = 0) -> list[bytes]:
-    return PrefixHasher(unit=unit, seed=seed).extend(NO_KEYS, np.array(tokens, np.int32), root=root).tolist()
+    return (
+        PrefixHasher(unit=unit, seed=seed)
+        .extend(NO_KEYS, np.array(tokens, np.int32), root=root)
+        .tolist()
+    )
 
 
 def first_keys(salt: str = "", **options: Any) -> list[bytes]:
@@ -29,9 +33,13 @@ def first_keys(salt: str = "", **options: Any) -> list[bytes]:
     return list(toy.cache.keys(toy.add("r", PROMPT, cache_salt=salt), len(PROMPT)).tolist())
 
 
-@pytest.mark.parametrize("change", [{"salt": "b"}, {"hash_seed": 7}, {"model_digest": b"other weights, dtype or layout"}])
+@pytest.mark.parametrize(
+    "change", [{"salt": "b"}, {"hash_seed": 7}, {"model_digest": b"other weights, dtype or layout"}]
+)
 def test_each_ingredient_changes_every_key(change: dict[str, Any]) -> None:
-    """Tenant, server secret, and the digest of model, cache dtype and layout: no key of one world exists in another."""
+    """Tenant, server secret, and the digest of model, cache dtype and layout: no key of one world
+    exists in another.
+    """
     assert not set(first_keys()) & set(first_keys(**change))
 
 
@@ -47,12 +55,17 @@ def test_tenants_share_nothing_and_find_their_own(groups: tuple[Any, ...]) -> No
 
 def test_salts_do_not_run_into_each_other() -> None:
     """("ab", "c") is not ("a", "bc"), and an absent salt is not an empty neighbour's."""
-    roots = [root_key(*salts, seed=0) for salts in ((b"ab", b"c"), (b"a", b"bc"), (b"abc",), (b"abc", b""), (b"", b"abc"), ())]
+    roots = [
+        root_key(*salts, seed=0)
+        for salts in ((b"ab", b"c"), (b"a", b"bc"), (b"abc",), (b"abc", b""), (b"", b"abc"), ())
+    ]
     assert len(set(roots)) == len(roots)
 
 
 def test_keys_use_all_bits_of_a_token_and_of_the_digest() -> None:
-    """Tokens that agree in their low 16 bits differ, digests are 128 bits and no part of them is cut off."""
+    """Tokens that agree in their low 16 bits differ, digests are 128 bits and no part of them is
+    cut off.
+    """
     small, large = keys_of([1, 2, 3, 4]), keys_of([1, 2, 3, 4 + (1 << 16)])
     assert small != large and len(small[0]) == 16
     many = [keys_of([i, 0, 0, 0])[0] for i in range(3000)]
@@ -62,14 +75,25 @@ def test_keys_use_all_bits_of_a_token_and_of_the_digest() -> None:
 
 
 def test_a_key_names_the_whole_prefix() -> None:
-    """Equal units behind different beginnings, swapped units, and shifted units all have different names."""
+    """Equal units behind different beginnings, swapped units, and shifted units all have different
+    names.
+    """
     one, two = [1, 2, 3, 4], [5, 6, 7, 8]
-    chains = [keys_of([*one, *two]), keys_of([*two, *one]), keys_of([*two, *two]), keys_of([0, *one, *two][:8])]
-    assert len({key for chain in chains for key in chain}) == 7, "only the first unit of the second and third chain is shared"
+    chains = [
+        keys_of([*one, *two]),
+        keys_of([*two, *one]),
+        keys_of([*two, *two]),
+        keys_of([0, *one, *two][:8]),
+    ]
+    assert len({key for chain in chains for key in chain}) == 7, (
+        "only the first unit of the second and third chain is shared"
+    )
 
 
 def test_keys_made_piece_by_piece_are_the_same() -> None:
-    """A growing request names its prefixes as one that comes whole, and never names a unit that is not full."""
+    """A growing request names its prefixes as one that comes whole, and never names a unit that is
+    not full.
+    """
     whole = keys_of(PROMPT)
     grown, hasher = NO_KEYS, PrefixHasher(unit=4, seed=0)
     for stop in range(len(PROMPT) + 1):
@@ -84,13 +108,20 @@ def test_keys_tell_prefixes_of_one_token_again_and_again_apart() -> None:
 
 
 def test_keys_are_the_sums_that_they_are_said_to_be() -> None:
-    """By whole numbers, without arrays, for prompts that outgrow the secret numbers drawn at first."""
+    """By whole numbers, without arrays, for prompts that outgrow the secret numbers drawn at
+    first.
+    """
     tokens, unit = [int(token) for token in np.random.default_rng(1).integers(0, 2**31, 40)], 4
-    streams = [np.random.Philox(key=[7, lane]).random_raw(len(tokens)).tolist() for lane in range(2)]
+    streams = [
+        np.random.Philox(key=[7, lane]).random_raw(len(tokens)).tolist() for lane in range(2)
+    ]
     sums = [int.from_bytes(ROOT[:8], "little"), int.from_bytes(ROOT[8:], "little")]
     expected = []
     for place, token in enumerate(tokens, 1):
-        sums = [(total + (token + 1) * stream[place - 1]) % 2**64 for total, stream in zip(sums, streams, strict=True)]
+        sums = [
+            (total + (token + 1) * stream[place - 1]) % 2**64
+            for total, stream in zip(sums, streams, strict=True)
+        ]
         if place % unit == 0:
             expected.append(b"".join(total.to_bytes(8, "little") for total in sums))
     assert keys_of(tokens, unit=unit, seed=7) == expected

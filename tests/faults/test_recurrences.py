@@ -1,7 +1,8 @@
-"""Layers with a state, in numbers: whoever else is in the batch, in the page before, or on the same prefix, nothing shows.
+"""Layers with a state, in numbers: whoever else is in the batch, in the page before, or on the same
+prefix, nothing shows.
 
-Owns scenarios over the whole engine with tiny models of each recurrence, judged by Transformers (for plain linear attention by
-its quadratic form), which computes everything anew for every token.
+Owns scenarios over the whole engine with tiny models of each recurrence, judged by Transformers
+(for plain linear attention by its quadratic form), which computes everything anew for every token.
 """
 
 from __future__ import annotations
@@ -69,7 +70,9 @@ def rights(name: str, prompts: list[list[int]]) -> list[list[int]]:
 
 @every_recurrence
 def test_identical_requests_in_one_batch_give_one_answer(root: Path, name: str) -> None:
-    """Four of one prompt at once, cut into chunks that mix them, and beside another at another position."""
+    """Four of one prompt at once, cut into chunks that mix them, and beside another at another
+    position.
+    """
     prompt, other = tiny.prompt(37, 21), tiny.prompt(11, 22)
     llm = engine(root, name, max_num_batched_tokens=16, enable_prefix_caching=False)
     outputs = answers(generate(llm, [prompt, prompt, other, prompt, prompt]))
@@ -79,7 +82,9 @@ def test_identical_requests_in_one_batch_give_one_answer(root: Path, name: str) 
 
 @every_recurrence
 def test_a_recycled_page_shows_nothing_of_its_former_owner(root: Path, name: str) -> None:
-    """One request after another in the same pages; what is shorter than a convolution reads zeros before its first token."""
+    """One request after another in the same pages; what is shorter than a convolution reads zeros
+    before its first token.
+    """
     prompts = [tiny.prompt(length, 30 + length) for length in (40, 1, 2, 3, 17)]
     llm = engine(root, name, max_num_seqs=1, enable_prefix_caching=False)
     assert [answers(generate(llm, [prompt]))[0] for prompt in prompts] == rights(name, prompts)
@@ -89,13 +94,17 @@ def test_a_recycled_page_shows_nothing_of_its_former_owner(root: Path, name: str
 def test_answers_of_one_prompt_keep_states_of_their_own(root: Path, name: str) -> None:
     prompt = tiny.prompt(35, 41)
     (output,) = generate(engine(root, name), [prompt], n=3)
-    assert [completion.token_ids for completion in output.outputs] == [right(name, tuple(prompt))] * 3
+    assert [completion.token_ids for completion in output.outputs] == [
+        right(name, tuple(prompt))
+    ] * 3
 
 
 @every_recurrence
 def test_states_inside_a_chunk_are_those_of_their_place(root: Path, name: str) -> None:
-    """A prompt of 90 tokens in one step with a state every 16. Siblings that leave it at 70 and at 33 go on from 64 and 32,
-    twice each, so what a checkpoint holds is not what its first reader made of it."""
+    """A prompt of 90 tokens in one step with a state every 16. Siblings that leave it at 70 and at
+    33 go on from 64 and 32, twice each, so what a checkpoint holds is not what its first reader
+    made of it.
+    """
     prompt = tiny.prompt(90, 51)
     siblings = [prompt[:cut] + tiny.prompt(5, cut + again) for again in (0, 1) for cut in (70, 33)]
     llm = engine(root, name, checkpoint_interval=16)
@@ -107,7 +116,9 @@ def test_states_inside_a_chunk_are_those_of_their_place(root: Path, name: str) -
 
 @pytest.mark.parametrize("name", ["qwen3_next", "lfm2"])
 def test_the_third_of_a_family_goes_on_from_a_short_shared_prefix(root: Path, name: str) -> None:
-    """48 shared tokens that nobody announced: the second leaves a state where it left the first, whatever a state's size."""
+    """48 shared tokens that nobody announced: the second leaves a state where it left the first,
+    whatever a state's size.
+    """
     shared = tiny.prompt(48, 81)
     prompts = [shared + tiny.prompt(20, 90 + sibling) for sibling in range(3)]
     llm = engine(root, name)
@@ -118,13 +129,17 @@ def test_the_third_of_a_family_goes_on_from_a_short_shared_prefix(root: Path, na
 
 @every_recurrence
 def test_models_in_bfloat16_say_the_same_but_for_rounding(root: Path, name: str) -> None:
-    """How likely every token of a prompt is, computed in chunks: on average a few hundredths from float32."""
+    """How likely every token of a prompt is, computed in chunks: on average a few hundredths from
+    float32.
+    """
     params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True, prompt_logprobs=0)
     made = []
     for dtype in ("float32", "bfloat16"):
         llm = engine(root, name, dtype=dtype, max_num_batched_tokens=16)
         (output,) = llm.generate([tiny.prompt(70, 71)], params, progress=False)
-        made.append(torch.tensor([one.logprob for one in output.prompt_logprobs or () if one is not None]))
+        made.append(
+            torch.tensor([one.logprob for one in output.prompt_logprobs or () if one is not None])
+        )
     exact, rounded = made
     assert exact.std() > 0.3 and (exact - rounded).abs().mean() < 0.1 * exact.std()
 
@@ -132,7 +147,9 @@ def test_models_in_bfloat16_say_the_same_but_for_rounding(root: Path, name: str)
 @every_recurrence
 @pytest.mark.parametrize("length", [63, 64, 65])
 def test_chunks_of_a_scan_end_where_they_like(root: Path, name: str, length: int) -> None:
-    """Around the 64 tokens that a scan takes at once: whole, and with a step's border one token beside it."""
+    """Around the 64 tokens that a scan takes at once: whole, and with a step's border one token
+    beside it.
+    """
     prompt = tiny.prompt(length, 61)
     for budget in (2048, 64):
         llm = engine(root, name, max_num_batched_tokens=budget, enable_prefix_caching=False)

@@ -1,7 +1,8 @@
-"""States in pages of a real arena: nobody reads what it did not store or adopt, and what is published stays as it is.
+"""States in pages of a real arena: nobody reads what it did not store or adopt, and what is
+published stays as it is.
 
-Owns a bed that steps a whole engine, poisons every byte that is nobody's ahead of each step, and takes pages from requests at
-will. What is right is what Transformers says of each prompt alone.
+Owns a bed that steps a whole engine, poisons every byte that is nobody's ahead of each step, and
+takes pages from requests at will. What is right is what Transformers says of each prompt alone.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ class Bed:
 
     def add(self, request_id: str, prompt: list[int], **more: int) -> None:
         params = SamplingParams(temperature=0, max_tokens=COUNT, ignore_eos=True)
-        self.requests[request_id] = Request(request_id=request_id, prompt_token_ids=prompt, params=params, **more)
+        self.requests[request_id] = Request(
+            request_id=request_id, prompt_token_ids=prompt, params=params, **more
+        )
         self.made[request_id] = []
         self.core.add(self.requests[request_id])
 
@@ -63,7 +66,9 @@ class Bed:
 
     def check(self, *request_ids: str) -> None:
         for request_id in request_ids or self.made:
-            assert self.made[request_id] == right(self.name, tuple(self.requests[request_id].prompt_token_ids)), request_id
+            assert self.made[request_id] == right(
+                self.name, tuple(self.requests[request_id].prompt_token_ids)
+            ), request_id
 
     def retract(self, request_id: str) -> None:
         """Take a running request's pages, as the scheduler does where memory runs out."""
@@ -78,11 +83,16 @@ class Bed:
                 if snapshot.states[slab, number] == state:
                     units = layout.page_units[bucket]
                     first = slab * layout.slab_units + number * units
-                    found[first] = self.arena.buffer[first * layout.unit_bytes : (first + units) * layout.unit_bytes]
+                    found[first] = self.arena.buffer[
+                        first * layout.unit_bytes : (first + units) * layout.unit_bytes
+                    ]
         return found
 
     def poison(self) -> None:
-        slabs, size = self.pool.snapshot().slab_bucket, self.arena.layout.slab_units * self.arena.layout.unit_bytes
+        slabs, size = (
+            self.pool.snapshot().slab_bucket,
+            self.arena.layout.slab_units * self.arena.layout.unit_bytes,
+        )
         for slab in np.flatnonzero(slabs < 0).tolist():
             self.arena.buffer[slab * size : (slab + 1) * size] = 0xFF
         for page in self.pages(PageState.FREE).values():
@@ -91,9 +101,13 @@ class Bed:
 
 @every_model
 def test_bytes_of_nobody_are_never_read(root: Path, name: str) -> None:
-    """Requests that come while others are anywhere, cold and from prefixes, in pages that hold nothing but NaN before."""
+    """Requests that come while others are anywhere, cold and from prefixes, in pages that hold
+    nothing but NaN before.
+    """
     bed = Bed(root, name, max_num_batched_tokens=13)
-    prompts = {f"r{i}": tiny.prompt(length, 200 + length) for i, length in enumerate((20, 1, 37, 2))}
+    prompts = {
+        f"r{i}": tiny.prompt(length, 200 + length) for i, length in enumerate((20, 1, 37, 2))
+    }
     for request_id, prompt in prompts.items():
         bed.add(request_id, prompt)
         bed.step()
@@ -108,8 +122,12 @@ def test_bytes_of_nobody_are_never_read(root: Path, name: str) -> None:
 @every_model
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize("after", [2, 5])
-def test_a_retracted_request_goes_on_with_its_own_state(root: Path, name: str, after: int, caching: bool) -> None:
-    """A is retracted in its prompt or behind it, B takes its row and computes in its pages, A resumes."""
+def test_a_retracted_request_goes_on_with_its_own_state(
+    root: Path, name: str, after: int, caching: bool
+) -> None:
+    """A is retracted in its prompt or behind it, B takes its row and computes in its pages, A
+    resumes.
+    """
     bed = Bed(root, name, max_num_seqs=1, max_num_batched_tokens=16, enable_prefix_caching=caching)
     bed.add("a", tiny.prompt(45, 245))
     for _ in range(after):
@@ -125,7 +143,9 @@ def test_a_retracted_request_goes_on_with_its_own_state(root: Path, name: str, a
 
 @every_model
 def test_a_request_that_leaves_takes_its_state_with_it(root: Path, name: str) -> None:
-    """Aborted in the prompt and while decoding, with others before and behind it in the batch; the next get its pages."""
+    """Aborted in the prompt and while decoding, with others before and behind it in the batch; the
+    next get its pages.
+    """
     bed = Bed(root, name, max_num_batched_tokens=24, enable_prefix_caching=False)
     prompts = [tiny.prompt(length, 320 + length) for length in (19, 60, 9, 33)]
     for i, prompt in enumerate(prompts[:3]):
@@ -144,7 +164,9 @@ def test_a_request_that_leaves_takes_its_state_with_it(root: Path, name: str) ->
 
 @every_model
 def test_a_published_state_is_never_written_again(root: Path, name: str) -> None:
-    """A resend and two siblings go on from one checkpoint, at once and later: its bytes are those that were published."""
+    """A resend and two siblings go on from one checkpoint, at once and later: its bytes are those
+    that were published.
+    """
     bed = Bed(root, name, checkpoint_interval=16)
     prompt = tiny.prompt(50, 251)
     bed.served("first", prompt)

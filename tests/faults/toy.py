@@ -1,7 +1,9 @@
-"""A toy engine for fault scenarios: the real scheduler and cache over a runner that checks every read and write.
+"""A toy engine for fault scenarios: the real scheduler and cache over a runner that checks every
+read and write.
 
-Owns ``Toy`` and short names for toy groups. A model's state is stood in for by records (position, hash of all tokens so far),
-so a wrong block, boundary or stale row is a mismatch without any tensor. Knows the simulator's parts; decides nothing itself.
+Owns ``Toy`` and short names for toy groups. A model's state is stood in for by records (position,
+hash of all tokens so far), so a wrong block, boundary or stale row is a mismatch without any
+tensor. Knows the simulator's parts; decides nothing itself.
 """
 
 from __future__ import annotations
@@ -59,17 +61,31 @@ ALL_LAWS = (full(), window(6), chunked(6), sinks(1, 4), tail(4, 4), state())
 """One group of every law."""
 
 
-def layout_of(*groups: ToyGroup, unit: int = 4, slabs: int = 200, slab_pages: int = 1, max_model_len: int = 96) -> CacheLayout:
+def layout_of(
+    *groups: ToyGroup, unit: int = 4, slabs: int = 200, slab_pages: int = 1, max_model_len: int = 96
+) -> CacheLayout:
     """A toy layout; with the default slab of one largest page."""
-    return toy_layout(groups, hash_unit=unit, slab_pages=slab_pages, num_slabs=slabs, max_model_len=max_model_len)
+    return toy_layout(
+        groups, hash_unit=unit, slab_pages=slab_pages, num_slabs=slabs, max_model_len=max_model_len
+    )
 
 
 class Toy:
     """A scheduler, a runner, and every step's receipt in the test's hands."""
 
-    def __init__(self, layout: CacheLayout, *, budget: int = 64, seqs: int = 4, vocab_size: int = 5, **options: Any) -> None:
+    def __init__(
+        self,
+        layout: CacheLayout,
+        *,
+        budget: int = 64,
+        seqs: int = 4,
+        vocab_size: int = 5,
+        **options: Any,
+    ) -> None:
         self.layout = layout
-        self.scheduler = Scheduler(layout, max_num_batched_tokens=budget, max_num_seqs=seqs, **options)
+        self.scheduler = Scheduler(
+            layout, max_num_batched_tokens=budget, max_num_seqs=seqs, **options
+        )
         self.runner = FakeRunner(layout, vocab_size=vocab_size)
         self.requests: dict[str, Request] = {}
         self.plans: list[StepPlan] = []
@@ -89,10 +105,21 @@ class Toy:
     # -- requests
 
     def add(
-        self, name: str, prompt: Sequence[int], *, max_tokens: int = 4, seed: int | None = None, n: int = 1, **more: Any
+        self,
+        name: str,
+        prompt: Sequence[int],
+        *,
+        max_tokens: int = 4,
+        seed: int | None = None,
+        n: int = 1,
+        **more: Any,
     ) -> Request:
-        """Queue a greedy request (with ``n`` > 1, of which every continuation has a truth of its own)."""
-        params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, seed=seed, n=n)
+        """Queue a greedy request (with ``n`` > 1, of which every continuation has a truth of its
+        own).
+        """
+        params = SamplingParams(
+            temperature=0, max_tokens=max_tokens, ignore_eos=True, seed=seed, n=n
+        )
         request = Request(request_id=name, prompt_token_ids=list(prompt), params=params, **more)
         self.scheduler.add(request)
         self.runner.register(name, request.prompt_token_ids, params, request.cache_salt)
@@ -109,7 +136,12 @@ class Toy:
         """Abort a request wherever it is."""
         assert self.scheduler.abort(name)
         self.scheduler.check()
-        check_finished(self.requests[name], self.runner.truths[name], max_model_len=self.layout.max_model_len, aborted=True)
+        check_finished(
+            self.requests[name],
+            self.runner.truths[name],
+            max_model_len=self.layout.max_model_len,
+            aborted=True,
+        )
 
     def retract(self, name: str, *, cold: bool = False, publish: bool = True) -> None:
         """Take a running request's pages, as the scheduler does where memory runs out."""
@@ -125,11 +157,15 @@ class Toy:
         if plan is not None:
             self.plans.append(plan)
             self._assert_shared_rows_stay(plan)
-            self.flights.append((plan, self.runner.lose(plan) if lost else self.runner.execute(plan)))
+            self.flights.append(
+                (plan, self.runner.lose(plan) if lost else self.runner.execute(plan))
+            )
         return plan
 
     def land(self) -> list[Request]:
-        """Hand in the oldest receipt; what has been generated so far must be what a cold run generates."""
+        """Hand in the oldest receipt; what has been generated so far must be what a cold run
+        generates.
+        """
         plan, result = self.flights.popleft()
         changed = self.scheduler.commit(result)
         self.runner.settle(plan.step)
@@ -140,12 +176,18 @@ class Toy:
             truth = self.runner.truths[request.request_id]
             check_output(request, truth)
             if request.finished:
-                check_finished(request, truth, max_model_len=self.layout.max_model_len, aborted=False)
+                check_finished(
+                    request, truth, max_model_len=self.layout.max_model_len, aborted=False
+                )
         return changed
 
     def _meet_fork(self, request: Request) -> None:
         self.runner.register(
-            request.request_id, request.prompt_token_ids, request.params, request.cache_salt, branch=request.branch
+            request.request_id,
+            request.prompt_token_ids,
+            request.params,
+            request.cache_salt,
+            branch=request.branch,
         )
         self.requests[request.request_id] = request
 
@@ -157,8 +199,16 @@ class Toy:
             self.land()
         return plan
 
-    def run(self, *, depth: int = 1, look: Callable[[StepPlan], None] = lambda plan: None, steps: int = 2000) -> None:
-        """Run to the end with up to ``depth`` steps in flight, looking at every plan before its receipt."""
+    def run(
+        self,
+        *,
+        depth: int = 1,
+        look: Callable[[StepPlan], None] = lambda plan: None,
+        steps: int = 2000,
+    ) -> None:
+        """Run to the end with up to ``depth`` steps in flight, looking at every plan before its
+        receipt.
+        """
         for _ in range(steps):
             plan = self.launch() if len(self.flights) < depth else None
             if plan is not None:
@@ -179,7 +229,9 @@ class Toy:
 
     def cached(self) -> list[int]:
         """Pages per bucket that only the prefix index keeps."""
-        return [self.pool.counts(bucket).cached for bucket in range(len(self.layout.arena.page_units))]
+        return [
+            self.pool.counts(bucket).cached for bucket in range(len(self.layout.arena.page_units))
+        ]
 
     def assert_idle(self) -> None:
         """Nobody holds anything; what is not cached is free."""
@@ -197,10 +249,17 @@ class Toy:
     def probe(self, tokens: Sequence[int], **more: Any) -> Any:
         """What a request with these tokens would find now; asserts that asking changes nothing."""
         self._probes += 1
-        request = Request(request_id=f"probe {self._probes}", prompt_token_ids=tokens, params=SamplingParams(), **more)
+        request = Request(
+            request_id=f"probe {self._probes}",
+            prompt_token_ids=tokens,
+            params=SamplingParams(),
+            **more,
+        )
         before = (self.held(), self.cached(), self.pool.free_slabs)
         found = self.cache.lookup(request)
-        assert before == (self.held(), self.cached(), self.pool.free_slabs), "a probe changes nothing"
+        assert before == (self.held(), self.cached(), self.pool.free_slabs), (
+            "a probe changes nothing"
+        )
         return found
 
     def hit(self, tokens: Sequence[int], **more: Any) -> int:
@@ -208,8 +267,9 @@ class Toy:
         return int(self.probe([*tokens, 99], **more).hit)
 
     def warm_hits(self, tokens: Sequence[int]) -> list[int]:
-        """Hits of every prefix of ``tokens`` that is whole units, each proven: all that its resume point needs lies in its
-        pages."""
+        """Hits of every prefix of ``tokens`` that is whole units, each proven: all that its resume
+        point needs lies in its pages.
+        """
         unit = self.layout.hash_unit
         hits = []
         for stop in range(unit, len(tokens) + 1, unit):
@@ -229,7 +289,9 @@ class Toy:
             page_of = dict(zip(blocks.tolist(), pages.tolist(), strict=True))
             for position in (position for start, stop in needs for position in range(start, stop)):
                 block, row = divmod(position, group.block_tokens)
-                assert self.record(index, page_of[block], row) == truth.records[position], "a hit is warm"
+                assert self.record(index, page_of[block], row) == truth.records[position], (
+                    "a hit is warm"
+                )
 
     def record(self, group: int, page: int, row: int) -> Record | None:
         """What lies in a row of a page, None where it is unknown or another group's."""
@@ -242,7 +304,11 @@ class Toy:
         if self.layout.groups[group].fixed is None:
             blocks = np.flatnonzero(manager.table[row] != NO_PAGE)
             return dict(zip(blocks.tolist(), manager.table[row, blocks].tolist(), strict=True))
-        steady, ring, n = bool(manager._steady[row]), manager._ring[row].copy(), self.cache.scheduled(self.requests[name])
+        steady, ring, n = (
+            bool(manager._steady[row]),
+            manager._ring[row].copy(),
+            self.cache.scheduled(self.requests[name]),
+        )
         blocks = np.array(sorted(manager.held_blocks(row, n)), np.int64)
         manager.settle(row, n)
         pages = manager.pages_of(row, blocks)
@@ -255,17 +321,25 @@ class Toy:
             for page, row in zip(step.write_page.tolist(), step.write_row.tolist(), strict=True):
                 lowest[page] = min(row, lowest.get(page, row))
             for page, row in lowest.items():
-                assert page == NO_PAGE or row >= self.indexed_rows(group, page), "a row that others may read is written"
+                assert page == NO_PAGE or row >= self.indexed_rows(group, page), (
+                    "a row that others may read is written"
+                )
 
     def indexed_rows(self, group: int, page: int) -> int:
         """Leading rows of a page that the prefix index offers to others."""
         coordinator = self.cache.coordinator
-        grain, block_tokens, unit = coordinator.grains[group], self.layout.groups[group].block_tokens, self.layout.hash_unit
+        grain, block_tokens, unit = (
+            coordinator.grains[group],
+            self.layout.groups[group].block_tokens,
+            self.layout.hash_unit,
+        )
         lanes, nodes = np.nonzero(coordinator.index.pages[grain.lanes] == page)
         rows = 0
         for lane, node in zip(lanes.tolist(), nodes.tolist(), strict=True):
             depth = int(coordinator.index._depth[node])
-            stop = (depth - 1) * unit + (lane + 1 + grain.per_unit - len(grain.lanes)) * grain.tokens
+            stop = (depth - 1) * unit + (
+                lane + 1 + grain.per_unit - len(grain.lanes)
+            ) * grain.tokens
             rows = max(rows, (stop - 1) % block_tokens + 1)
         return rows
 
@@ -278,7 +352,11 @@ class Toy:
 
     def poison_free(self) -> None:
         """Poison every page that nobody holds and nothing caches."""
-        live = {page for page in self.runner.arena.pages if self.pool.references(page)[0] or self.pool.uses(page)[0]}
+        live = {
+            page
+            for page in self.runner.arena.pages
+            if self.pool.references(page)[0] or self.pool.uses(page)[0]
+        }
         self.poison(set(self.runner.arena.pages) - live)
 
 

@@ -1,5 +1,7 @@
-"""Paged attention against the slow one, on every instruction set this machine has: ragged lengths, odd tables and rings, fresh
-and paged mixed, windows, chunks, prefixes, heads of any size, NaN wherever nothing is to be read."""
+"""Paged attention against the slow one, on every instruction set this machine has: ragged lengths,
+odd tables and rings, fresh and paged mixed, windows, chunks, prefixes, heads of any size, NaN
+wherever nothing is to be read.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """Of a step. kv, q: dtypes. longest: tokens of a past. chunk: most tokens of a request in the step."""
+    """Of a step. kv, q: dtypes. longest: tokens of a past. chunk: most tokens of a request in the
+    step.
+    """
 
     law: Law
     block: int = 16
@@ -48,7 +52,11 @@ def make(shape: Shape, seed: int) -> tuple[tuple[Any, ...], Tensor]:
     rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
     law, block, count = shape.law, shape.block, shape.requests
     start = rng.integers(0, shape.longest + 1, count)
-    length = rng.integers(0, shape.chunk + 1, count) if shape.chunk > 1 else np.ones(count, dtype=np.int64)
+    length = (
+        rng.integers(0, shape.chunk + 1, count)
+        if shape.chunk > 1
+        else np.ones(count, dtype=np.int64)
+    )
     fresh = rng.random(count) < 0.5
     fixed, turning = None, 0
     columns = (shape.longest + shape.chunk) // block + 2
@@ -57,17 +65,24 @@ def make(shape: Shape, seed: int) -> tuple[tuple[Any, ...], Tensor]:
         # Wide enough for what a write-first step may hold at once.
         turning = (law.span + shape.chunk) // block + 2
         columns = fixed + turning
-    pages = rng.permutation(count * columns * 2)[: count * columns].reshape(count, columns).astype(np.int32)
+    pages = (
+        rng.permutation(count * columns * 2)[: count * columns]
+        .reshape(count, columns)
+        .astype(np.int32)
+    )
     rows = rng.permutation(count).astype(np.int64)
     query_start = np.concatenate(([0], np.cumsum(length)))
     positions = np.repeat(start - query_start[:-1], length) + np.arange(query_start[-1])
     unit = 3
 
     def field(width: int) -> Tensor:
-        # Pages begin at any unit and overlap their neighbours', as in an arena; only every `size`-th is used.
+        # Pages begin at any unit and overlap their neighbours', as in an arena; only every
+        # `size`-th is used.
         size = shape.heads * block * width
         flat = torch.full((pages.size * 2 * size + unit,), float("nan"), dtype=shape.kv)[unit:]
-        return flat.as_strided((pages.size * 2, shape.heads, block, width), (size, block * width, width, 1))
+        return flat.as_strided(
+            (pages.size * 2, shape.heads, block, width), (size, block * width, width, 1)
+        )
 
     fields = field(shape.dim), field(shape.value_dim)
     reads = Reads(
@@ -83,7 +98,10 @@ def make(shape: Shape, seed: int) -> tuple[tuple[Any, ...], Tensor]:
         prefix=law.prefix,
     )
     total = int(query_start[-1])
-    own = tuple(torch.randn(total, shape.heads, w, generator=generator).to(shape.kv) for w in (shape.dim, shape.value_dim))
+    own = tuple(
+        torch.randn(total, shape.heads, w, generator=generator).to(shape.kv)
+        for w in (shape.dim, shape.value_dim)
+    )
     for i in range(count):
         wanted = [p for a, b in law.needs(int(start[i])) for p in range(a, b)]
         written = [] if fresh[i] else list(range(start[i], start[i] + length[i]))
@@ -92,9 +110,9 @@ def make(shape: Shape, seed: int) -> tuple[tuple[Any, ...], Tensor]:
             if fixed is not None and column >= fixed:
                 column = fixed + (column - fixed) % turning
             for one in fields:
-                one[int(pages[rows[i], column]), :, row] = torch.randn(shape.heads, one.shape[3], generator=generator).to(
-                    shape.kv
-                )
+                one[int(pages[rows[i], column]), :, row] = torch.randn(
+                    shape.heads, one.shape[3], generator=generator
+                ).to(shape.kv)
         if not fresh[i]:
             for one in own:
                 one[int(reads.query_start[i]) : int(reads.query_start[i + 1])] = float("nan")
@@ -103,9 +121,21 @@ def make(shape: Shape, seed: int) -> tuple[tuple[Any, ...], Tensor]:
     return (q, *fields, *own, reads), torch.randn(heads, generator=generator)
 
 
-def compare(shape: Shape, seed: int, isa: str, *, softcap: float | None = None, sinks: bool = False, threads: int = 1) -> None:
+def compare(
+    shape: Shape,
+    seed: int,
+    isa: str,
+    *,
+    softcap: float | None = None,
+    sinks: bool = False,
+    threads: int = 1,
+) -> None:
     arguments, logits = make(shape, seed)
-    rule: dict[str, Any] = {"scale": shape.dim**-0.5, "softcap": softcap, "sinks": logits if sinks else None}
+    rule: dict[str, Any] = {
+        "scale": shape.dim**-0.5,
+        "softcap": softcap,
+        "sinks": logits if sinks else None,
+    }
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -114,7 +144,9 @@ def compare(shape: Shape, seed: int, isa: str, *, softcap: float | None = None, 
         torch.set_num_threads(before)
     slow = reference.paged_attention(*arguments, **rule)
     assert fast.dtype == shape.q and fast.shape == slow.shape
-    torch.testing.assert_close(fast.double(), slow, atol=TOLERANCE[shape.q], rtol=TOLERANCE[shape.q])
+    torch.testing.assert_close(
+        fast.double(), slow, atol=TOLERANCE[shape.q], rtol=TOLERANCE[shape.q]
+    )
 
 
 LAWS = st.one_of(
@@ -154,7 +186,17 @@ def test_anything(isa: str, data: st.DataObject, law: Law, seed: int) -> None:
 @pytest.mark.parametrize("chunk", [1, 50])
 @pytest.mark.parametrize("kv", [torch.float32, torch.bfloat16])
 def test_sizes_of_real_models(isa: str, dim: int, shared: int, chunk: int, kv: torch.dtype) -> None:
-    shape = Shape(law=Window(60), dim=dim, value_dim=dim, shared=shared, chunk=chunk, longest=150, requests=2, kv=kv, q=kv)
+    shape = Shape(
+        law=Window(60),
+        dim=dim,
+        value_dim=dim,
+        shared=shared,
+        chunk=chunk,
+        longest=150,
+        requests=2,
+        kv=kv,
+        q=kv,
+    )
     compare(shape, 1, isa)
 
 
@@ -162,26 +204,45 @@ def test_sizes_of_real_models(isa: str, dim: int, shared: int, chunk: int, kv: t
 @pytest.mark.parametrize("law", [Everything(), SinkWindow(200, 900), Window(900)])
 def test_long_contexts_are_cut_between_threads(isa: str, law: Law) -> None:
     for seed in range(2):
-        shape = Shape(law=law, block=48, heads=2, shared=3, longest=1200, requests=2, kv=torch.bfloat16)
+        shape = Shape(
+            law=law, block=48, heads=2, shared=3, longest=1200, requests=2, kv=torch.bfloat16
+        )
         compare(shape, seed, isa, sinks=seed % 2 == 0, threads=3)
 
 
 @pytest.mark.parametrize("isa", levels())
-@pytest.mark.parametrize(("kv", "dim"), [(torch.bfloat16, 96), (torch.bfloat16, 80), (torch.float32, 34)])
+@pytest.mark.parametrize(
+    ("kv", "dim"), [(torch.bfloat16, 96), (torch.bfloat16, 80), (torch.float32, 34)]
+)
 def test_a_row_depends_on_its_request_only(isa: str, kv: torch.dtype, dim: int) -> None:
     """Each request alone and on one thread gives the bits that it gives in a step, on several."""
-    shape = Shape(law=Everything(), dim=dim, value_dim=dim, shared=3, longest=1400, requests=4, kv=kv, q=kv)
+    shape = Shape(
+        law=Everything(), dim=dim, value_dim=dim, shared=3, longest=1400, requests=4, kv=kv, q=kv
+    )
     (q, keys, values, own_keys, own_values, reads), _ = make(shape, 7)
     kernels, before = library(isa), torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        together = paged_attention(q, keys, values, own_keys, own_values, reads, scale=0.1, kernels=kernels)
+        together = paged_attention(
+            q, keys, values, own_keys, own_values, reads, scale=0.1, kernels=kernels
+        )
         torch.set_num_threads(1)
         for i in range(shape.requests):
             mine = slice(i, i + 1)
-            per_request = {name: getattr(reads, name)[mine] for name in ("rows", "start", "fresh", "first")}
+            per_request = {
+                name: getattr(reads, name)[mine] for name in ("rows", "start", "fresh", "first")
+            }
             alone = replace(reads, query_start=torch.tensor([0, 1]), **per_request)
-            one = paged_attention(q[mine], keys, values, own_keys[mine], own_values[mine], alone, scale=0.1, kernels=kernels)
+            one = paged_attention(
+                q[mine],
+                keys,
+                values,
+                own_keys[mine],
+                own_values[mine],
+                alone,
+                scale=0.1,
+                kernels=kernels,
+            )
             assert torch.equal(one, together[mine])
     finally:
         torch.set_num_threads(before)
@@ -199,8 +260,12 @@ def test_scores_of_any_size(isa: str) -> None:
 @pytest.mark.parametrize("isa", levels())
 @pytest.mark.parametrize("chunk", [1, 40])
 def test_bfloat16_is_no_worse_than_in_torch(isa: str, chunk: int) -> None:
-    """torch rounds scores, weights and sums of bfloat16 heads to bfloat16; errors are root mean squares over a step."""
-    shape = Shape(law=Everything(), longest=200, chunk=chunk, shared=4, kv=torch.bfloat16, q=torch.bfloat16)
+    """torch rounds scores, weights and sums of bfloat16 heads to bfloat16; errors are root mean
+    squares over a step.
+    """
+    shape = Shape(
+        law=Everything(), longest=200, chunk=chunk, shared=4, kv=torch.bfloat16, q=torch.bfloat16
+    )
     arguments, _ = make(shape, 2)
     q, keys, values, own_keys, own_values, reads = arguments
     slow = reference.paged_attention(*arguments, scale=0.5)
@@ -210,7 +275,10 @@ def test_bfloat16_is_no_worse_than_in_torch(isa: str, chunk: int) -> None:
         request = int((reads.query_start <= token).sum()) - 1
         begin = int(reads.query_start[request])
         seen = range(int(reads.start[request]) + token - begin + 1)
-        pairs = [reference._entry(keys, values, own_keys, own_values, reads, request, begin, p) for p in seen]
+        pairs = [
+            reference._entry(keys, values, own_keys, own_values, reads, request, begin, p)
+            for p in seen
+        ]
         k, v = (torch.stack([pair[which][0] for pair in pairs]).bfloat16() for which in (0, 1))
         plain[token] = torch.softmax((q[token] @ k.T).float() * 0.5, dim=-1).bfloat16() @ v
     errors = [(one.double() - slow).square().mean().sqrt() for one in (fast, plain)]
@@ -235,7 +303,9 @@ def test_offsets_beyond_31_bits(isa: str, chunk: int) -> None:
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | reserve)
     arena = torch.frombuffer(memory, dtype=torch.bfloat16)
     unit = 128
-    data = arena.as_strided(((arena.numel() - block * dim) // unit, 1, block, dim), (unit, block * dim, dim, 1))
+    data = arena.as_strided(
+        ((arena.numel() - block * dim) // unit, 1, block, dim), (unit, block * dim, dim, 1)
+    )
     last = data.shape[0] - 1
     pages = torch.tensor([[0, last // 2, last]], dtype=torch.int32)
     for page in pages[0].tolist():
@@ -262,4 +332,8 @@ def test_offsets_beyond_31_bits(isa: str, chunk: int) -> None:
 def test_what_is_left_to_torch() -> None:
     q, keys = torch.zeros(1, 1, 8), torch.zeros(1, 1, 4, 8)
     assert takes(q, keys) and takes(q, keys.bfloat16()) and takes(q.bfloat16(), keys.bfloat16())
-    assert not takes(q.double(), keys.double()) and not takes(q.half(), keys.half()) and not takes(q.bfloat16(), keys)
+    assert (
+        not takes(q.double(), keys.double())
+        and not takes(q.half(), keys.half())
+        and not takes(q.bfloat16(), keys)
+    )

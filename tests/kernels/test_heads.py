@@ -1,4 +1,6 @@
-"""Products with a matrix per head against the slow ones, on every instruction set this machine has."""
+"""Products with a matrix per head against the slow ones, on every instruction set this machine
+has.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,20 @@ pytestmark = pytest.mark.skipif(not levels(), reason="no compiled kernels")
     seed=st.integers(0, 2**31),
 )
 def test_products(
-    isa: str, count: int, heads: int, inner: int, outer: int, flipped: bool, dtype: torch.dtype, seed: int
+    isa: str,
+    count: int,
+    heads: int,
+    inner: int,
+    outer: int,
+    flipped: bool,
+    dtype: torch.dtype,
+    seed: int,
 ) -> None:
     torch.manual_seed(seed)
     x = torch.randn(heads, count, 2 * inner).to(dtype).transpose(0, 1)[..., inner:]
-    both = torch.randn(heads, 3 * (outer if flipped else inner), inner if flipped else outer).to(dtype)
+    both = torch.randn(heads, 3 * (outer if flipped else inner), inner if flipped else outer).to(
+        dtype
+    )
     weight = both[:, (outer if flipped else inner) : 2 * (outer if flipped else inner)]
     assert takes(x, weight)
     found = by_head(x, weight, flipped=flipped, kernels=library(isa))
@@ -42,5 +53,7 @@ def test_products(
 def test_what_is_taken() -> None:
     weight = torch.zeros(2, 16, 32)
     assert takes(torch.zeros(1, 2, 16), weight) and not takes(torch.zeros(33, 2, 16), weight)
-    assert not takes(torch.zeros(1, 2, 16), weight.mT) and not takes(torch.zeros(1, 2, 16).bfloat16(), weight)
+    assert not takes(torch.zeros(1, 2, 16), weight.mT) and not takes(
+        torch.zeros(1, 2, 16).bfloat16(), weight
+    )
     assert not takes(torch.zeros(1, 2, 8), torch.zeros(2, 8, 32))

@@ -1,5 +1,6 @@
-"""Index scores and choices against the slow ones, on every instruction set this machine has: every format of keys, odd tables,
-ragged lengths, ties, and NaN wherever nothing is to be read."""
+"""Index scores and choices against the slow ones, on every instruction set this machine has: every
+format of keys, odd tables, ragged lengths, ties, and NaN wherever nothing is to be read.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +29,16 @@ pytestmark = pytest.mark.skipif(not levels(), reason="no compiled kernels")
     threads=st.sampled_from([1, 3]),
     seed=st.integers(0, 2**31),
 )
-def test_scores(isa: str, form: str, dim: int, heads: int, per_block: int, visible: list[int], threads: int, seed: int) -> None:
+def test_scores(
+    isa: str,
+    form: str,
+    dim: int,
+    heads: int,
+    per_block: int,
+    visible: list[int],
+    threads: int,
+    seed: int,
+) -> None:
     generator = torch.Generator().manual_seed(seed)
     keys, rows, entries = pages(form, dim, per_block=per_block, lengths=visible, seed=seed)
     q = torch.randn(len(visible), heads, dim, generator=generator)
@@ -37,12 +47,16 @@ def test_scores(isa: str, form: str, dim: int, heads: int, per_block: int, visib
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        found = index_scores(q, weights, keys, rows, torch.tensor(visible), length=140, kernels=library(isa))
+        found = index_scores(
+            q, weights, keys, rows, torch.tensor(visible), length=140, kernels=library(isa)
+        )
     finally:
         torch.set_num_threads(before)
     for i, seen in enumerate(visible):
         wanted = reference.index_scores(q[i], weights[i], entries[i][:seen])
-        torch.testing.assert_close(found[i, :seen].double(), wanted, atol=2e-4 * dim**0.5, rtol=1e-4)
+        torch.testing.assert_close(
+            found[i, :seen].double(), wanted, atol=2e-4 * dim**0.5, rtol=1e-4
+        )
 
 
 @pytest.mark.parametrize("isa", levels())
@@ -50,7 +64,9 @@ def test_long_contexts_are_cut(isa: str) -> None:
     visible = [9001, 1, 4097]
     keys, rows, entries = pages("key_bfloat16", 16, per_block=64, lengths=visible, seed=1)
     q, weights = torch.randn(3, 5, 16), torch.randn(3, 5)
-    found = index_scores(q, weights, keys, rows, torch.tensor(visible), length=9001, kernels=library(isa))
+    found = index_scores(
+        q, weights, keys, rows, torch.tensor(visible), length=9001, kernels=library(isa)
+    )
     for i, seen in enumerate(visible):
         wanted = reference.index_scores(q[i], weights[i], entries[i])
         torch.testing.assert_close(found[i, :seen].double(), wanted, atol=1e-4, rtol=1e-4)
@@ -61,9 +77,13 @@ def test_a_score_does_not_depend_on_its_neighbours(isa: str) -> None:
     """So that chunks, batches and prefix hits choose alike."""
     keys, rows, _ = pages("key_float32", 64, per_block=8, lengths=[200], seed=3)
     q, weights = torch.randn(1, 7, 64), torch.randn(1, 7)
-    whole = index_scores(q, weights, keys, rows, torch.tensor([200]), length=200, kernels=library(isa))
+    whole = index_scores(
+        q, weights, keys, rows, torch.tensor([200]), length=200, kernels=library(isa)
+    )
     for seen in (1, 5, 47, 199):
-        part = index_scores(q, weights, keys, rows, torch.tensor([seen]), length=200, kernels=library(isa))
+        part = index_scores(
+            q, weights, keys, rows, torch.tensor([seen]), length=200, kernels=library(isa)
+        )
         assert torch.equal(part[0, :seen], whole[0, :seen])
 
 

@@ -1,5 +1,7 @@
-"""Attention over shared entries against the slow one, on every instruction set this machine has: every format, chosen entries
-and dense ones, windows beside the pages, sinks, odd tables, contexts cut between threads, NaN where nothing is to be read."""
+"""Attention over shared entries against the slow one, on every instruction set this machine has:
+every format, chosen entries and dense ones, windows beside the pages, sinks, odd tables, contexts
+cut between threads, NaN where nothing is to be read.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ TOLERANCE = {torch.float32: 3e-5, torch.bfloat16: 2e-2}
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """Of a call. lengths: entries that each query sees. k: entries that it chooses of them. window: most rows near it."""
+    """Of a call. lengths: entries that each query sees. k: entries that it chooses of them. window:
+    most rows near it.
+    """
 
     form: str = "latent_float32"
     lengths: tuple[int, ...] = (50,)
@@ -40,9 +44,17 @@ class Shape:
 
 def compare(shape: Shape, seed: int, isa: str, threads: int = 1) -> None:
     generator = torch.Generator().manual_seed(seed)
-    count, value_dim = len(shape.lengths), shape.dim - shape.rope if "latent" in shape.form else shape.dim
+    count, value_dim = (
+        len(shape.lengths),
+        shape.dim - shape.rope if "latent" in shape.form else shape.dim,
+    )
     entries, rows, made = pages(
-        shape.form, shape.dim, rope=shape.rope, per_block=shape.per_block, lengths=shape.lengths, seed=seed
+        shape.form,
+        shape.dim,
+        rope=shape.rope,
+        per_block=shape.per_block,
+        lengths=shape.lengths,
+        seed=seed,
     )
     q = torch.randn(count, shape.heads, shape.dim, generator=generator).to(shape.q)
     seen, keywords = list(made), dict[str, Any](scale=shape.dim**-0.5)
@@ -63,21 +75,30 @@ def compare(shape: Shape, seed: int, isa: str, threads: int = 1) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        fast = latent_attention(q, entries, rows, visible, value_dim=value_dim, kernels=library(isa), **keywords)
+        fast = latent_attention(
+            q, entries, rows, visible, value_dim=value_dim, kernels=library(isa), **keywords
+        )
     finally:
         torch.set_num_threads(before)
     for i, own in enumerate(seen):
         if len(own) or shape.sinks:
-            slow = reference.attention(q[i], own, value_dim, scale=keywords["scale"], sinks=keywords.get("sinks"))
+            slow = reference.attention(
+                q[i], own, value_dim, scale=keywords["scale"], sinks=keywords.get("sinks")
+            )
             largest = float(own.abs().max()) if len(own) else 1.0
             tolerance = TOLERANCE[shape.q] * max(1.0, largest)
-            torch.testing.assert_close(fast[i].double(), slow, atol=tolerance, rtol=TOLERANCE[shape.q])
+            torch.testing.assert_close(
+                fast[i].double(), slow, atol=tolerance, rtol=TOLERANCE[shape.q]
+            )
 
 
 def _near(shape: Shape, generator: torch.Generator) -> tuple[Near, list[Tensor]]:
     """Two runs of rows for each query, rubbish between them."""
     rows = torch.full((len(shape.lengths) * (2 * shape.window + 2), shape.dim), float("nan"))
-    first, count = torch.zeros(len(shape.lengths), 2, dtype=torch.long), torch.zeros(len(shape.lengths), 2, dtype=torch.long)
+    first, count = (
+        torch.zeros(len(shape.lengths), 2, dtype=torch.long),
+        torch.zeros(len(shape.lengths), 2, dtype=torch.long),
+    )
     runs = []
     for i in range(len(shape.lengths)):
         own = []
@@ -87,7 +108,9 @@ def _near(shape: Shape, generator: torch.Generator) -> tuple[Near, list[Tensor]]
             own.append(torch.randn(int(count[i, run]), shape.dim, generator=generator).bfloat16())
             rows[int(first[i, run]) : int(first[i, run] + count[i, run])] = own[-1]
         runs.append(torch.cat(own).float())
-    return Near(rows=rows if shape.q == torch.float32 else rows.bfloat16(), first=first, count=count), runs
+    return Near(
+        rows=rows if shape.q == torch.float32 else rows.bfloat16(), first=first, count=count
+    ), runs
 
 
 @pytest.mark.parametrize("isa", levels())
@@ -114,7 +137,15 @@ def test_anything(isa: str, data: st.DataObject, seed: int) -> None:
 @pytest.mark.parametrize("isa", levels())
 @pytest.mark.parametrize("form", [name for name in FORMATS if not name.startswith("key")])
 def test_sizes_of_real_models(isa: str, form: str) -> None:
-    shape = Shape(form=form, dim=576 if "latent" in form else 512, rope=64, heads=64, per_block=64, lengths=(700, 90), k=512)
+    shape = Shape(
+        form=form,
+        dim=576 if "latent" in form else 512,
+        rope=64,
+        heads=64,
+        per_block=64,
+        lengths=(700, 90),
+        k=512,
+    )
     compare(shape, 1, isa)
 
 
@@ -128,8 +159,19 @@ def test_long_contexts_are_cut_between_threads(isa: str) -> None:
 def test_windows_alone(isa: str) -> None:
     rows, q = torch.randn(9, 8), torch.randn(1, 3, 8)
     near = Near(rows=rows, first=torch.tensor([[2, 0]]), count=torch.tensor([[5, 0]]))
-    found = latent_attention(q, None, torch.zeros(1).long(), None, scale=1.0, value_dim=8, near=near, kernels=library(isa))
-    torch.testing.assert_close(found[0].double(), reference.attention(q[0], rows[2:7], 8, scale=1.0), atol=1e-5, rtol=1e-5)
+    found = latent_attention(
+        q,
+        None,
+        torch.zeros(1).long(),
+        None,
+        scale=1.0,
+        value_dim=8,
+        near=near,
+        kernels=library(isa),
+    )
+    torch.testing.assert_close(
+        found[0].double(), reference.attention(q[0], rows[2:7], 8, scale=1.0), atol=1e-5, rtol=1e-5
+    )
 
 
 @pytest.mark.parametrize("isa", levels())
@@ -137,5 +179,7 @@ def test_a_nan_that_is_read_shows(isa: str) -> None:
     entries, rows, _ = pages("kv_float32", 16, per_block=8, lengths=[70, 70], seed=1)
     q = torch.randn(2, 4, 16)
     q[1, 2] = float("nan")
-    out = latent_attention(q, entries, rows, torch.tensor([70, 70]), scale=1.0, value_dim=16, kernels=library(isa))
+    out = latent_attention(
+        q, entries, rows, torch.tensor([70, 70]), scale=1.0, value_dim=16, kernels=library(isa)
+    )
     assert out[1, 2].isnan().all() and not out[0].isnan().any() and not out[1, 3].isnan().any()

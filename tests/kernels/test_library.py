@@ -1,4 +1,6 @@
-"""The library of compiled kernels: there where a compiler is, chosen by the environment, absent without a word too many."""
+"""The library of compiled kernels: there where a compiler is, chosen by the environment, absent
+without a word too many.
+"""
 
 from __future__ import annotations
 

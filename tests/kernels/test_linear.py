@@ -28,7 +28,14 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
     activation=st.sampled_from([None, *GATES]),
 )
 def test_linear_and_gated(
-    isa: str, seed: int, rows: int, size: int, outputs: int, dtype: torch.dtype, bias: bool, activation: str | None
+    isa: str,
+    seed: int,
+    rows: int,
+    size: int,
+    outputs: int,
+    dtype: torch.dtype,
+    bias: bool,
+    activation: str | None,
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
 
@@ -41,7 +48,10 @@ def test_linear_and_gated(
         fast, slow = linear(x, weight, b, kernels=library(isa)), reference.linear(x, weight, b)
     else:
         up = some(outputs, size) / size**0.5
-        fast, slow = gated(x, weight, up, activation, kernels=library(isa)), reference.gated(x, weight, up, activation)
+        fast, slow = (
+            gated(x, weight, up, activation, kernels=library(isa)),
+            reference.gated(x, weight, up, activation),
+        )
     assert fast.dtype == dtype and fast.shape == (rows, outputs)
     torch.testing.assert_close(fast.double(), slow, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
@@ -51,9 +61,16 @@ def test_linear_and_gated(
 @pytest.mark.parametrize("size", [96, 1024])
 def test_many_rows_give_each_what_few_give(isa: str, dtype: torch.dtype, size: int) -> None:
     generator = torch.Generator().manual_seed(size)
-    x, weight, up = (torch.randn(count, size, generator=generator).to(dtype) for count in (515, 101, 101))
-    many, both = linear(x, weight, kernels=library(isa)), gated(x, weight, up, "silu", kernels=library(isa))
-    torch.testing.assert_close(many.double(), reference.linear(x, weight), atol=1e-2 * size**0.5, rtol=TOLERANCE[dtype])
+    x, weight, up = (
+        torch.randn(count, size, generator=generator).to(dtype) for count in (515, 101, 101)
+    )
+    many, both = (
+        linear(x, weight, kernels=library(isa)),
+        gated(x, weight, up, "silu", kernels=library(isa)),
+    )
+    torch.testing.assert_close(
+        many.double(), reference.linear(x, weight), atol=1e-2 * size**0.5, rtol=TOLERANCE[dtype]
+    )
     for part in (slice(0, 1), slice(2, 4), slice(255, 258), slice(508, 515)):
         assert torch.equal(many[part], linear(x[part], weight, kernels=library(isa)))
         assert torch.equal(both[part], gated(x[part], weight, up, "silu", kernels=library(isa)))
@@ -67,7 +84,9 @@ def test_extremes_stay_what_they_are(isa: str) -> None:
     for activation in GATES:
         fast = gated(x, weight, torch.ones_like(weight), activation, kernels=library(isa))
         assert fast[0].isnan().any() and torch.isfinite(fast[2:, 1:]).all()
-        torch.testing.assert_close(fast[2, 1:], torch.tensor([0.0, 0.0, 90.0]), atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(
+            fast[2, 1:], torch.tensor([0.0, 0.0, 90.0]), atol=1e-6, rtol=1e-6
+        )
 
 
 @pytest.mark.parametrize("isa", levels())
@@ -79,7 +98,10 @@ def test_outputs_of_several_matrices_lie_side_by_side(isa: str, dtype: torch.dty
     biases = [None, torch.randn(900, generator=generator).to(dtype), None]
     for rows in (1, 2, 7, 260):
         made = Matrices(*weights, biases=biases, kernels=library(isa))(x[:rows])
-        alone = [linear(x[:rows], *pair, kernels=library(isa)) for pair in zip(weights, biases, strict=True)]
+        alone = [
+            linear(x[:rows], *pair, kernels=library(isa))
+            for pair in zip(weights, biases, strict=True)
+        ]
         assert torch.equal(made, torch.cat(alone, dim=1))
 
 

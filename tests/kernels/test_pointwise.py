@@ -8,7 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.kernels.library import levels, library
-from octavo.kernels.pointwise import STYLES, argmax, normed, normed_rotated, rotated, scatter, scatters, takes
+from octavo.kernels.pointwise import (
+    STYLES,
+    argmax,
+    normed,
+    normed_rotated,
+    rotated,
+    scatter,
+    scatters,
+    takes,
+)
 from octavo.nn.norm import Norm, unit
 from octavo.nn.rope import rotate
 
@@ -20,7 +29,12 @@ TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 8e-3}
 
 @pytest.mark.parametrize("isa", levels())
 @settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 2**31), style=st.sampled_from(sorted(STYLES)), size=st.integers(1, 70), dtype=DTYPES)
+@given(
+    seed=st.integers(0, 2**31),
+    style=st.sampled_from(sorted(STYLES)),
+    size=st.integers(1, 70),
+    dtype=DTYPES,
+)
 def test_norms(isa: str, seed: int, style: str, size: int, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(seed)
     x = (torch.randn(5, 3, 2 * size, generator=generator) * 3 + 1).to(dtype)[..., :size]
@@ -32,24 +46,45 @@ def test_norms(isa: str, seed: int, style: str, size: int, dtype: torch.dtype) -
         fast = normed(x, norm.weight, 1e-5, style, kernels=library(isa))
         slow = norm.double()(x.double())
     assert fast.dtype == dtype
-    torch.testing.assert_close(fast.double(), slow, atol=2 * TOLERANCE[dtype], rtol=2 * TOLERANCE[dtype])
+    torch.testing.assert_close(
+        fast.double(), slow, atol=2 * TOLERANCE[dtype], rtol=2 * TOLERANCE[dtype]
+    )
 
 
 @pytest.mark.parametrize("isa", levels())
 @settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 2**31), half=st.integers(1, 40), rest=st.integers(0, 20), dtype=DTYPES, interleaved=st.booleans())
-def test_rotation(isa: str, seed: int, half: int, rest: int, dtype: torch.dtype, interleaved: bool) -> None:
+@given(
+    seed=st.integers(0, 2**31),
+    half=st.integers(1, 40),
+    rest=st.integers(0, 20),
+    dtype=DTYPES,
+    interleaved=st.booleans(),
+)
+def test_rotation(
+    isa: str, seed: int, half: int, rest: int, dtype: torch.dtype, interleaved: bool
+) -> None:
     generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(5, 2 * half + rest, 3, generator=generator).to(dtype).transpose(1, 2).contiguous()
+    x = (
+        torch.randn(5, 2 * half + rest, 3, generator=generator)
+        .to(dtype)
+        .transpose(1, 2)
+        .contiguous()
+    )
     cosine, sine = (torch.randn(5, 1, 2 * half, generator=generator).to(dtype) for _ in "cs")
     fast = rotated(x[:, 1:], cosine, sine, interleaved=interleaved, kernels=library(isa))
     slow = rotate(x[:, 1:].double(), cosine.double(), sine.double(), interleaved=interleaved)
-    torch.testing.assert_close(fast.double(), slow, atol=4 * TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    torch.testing.assert_close(
+        fast.double(), slow, atol=4 * TOLERANCE[dtype], rtol=TOLERANCE[dtype]
+    )
     weight = torch.randn(2 * half + rest, generator=generator).to(dtype)
     for style in ("scale", "offset"):
-        both = normed_rotated(x, weight, 1e-5, style, cosine, sine, interleaved=interleaved, kernels=library(isa))
+        both = normed_rotated(
+            x, weight, 1e-5, style, cosine, sine, interleaved=interleaved, kernels=library(isa)
+        )
         one = normed(x, weight, 1e-5, style, kernels=library(isa))
-        assert torch.equal(both, rotated(one, cosine, sine, interleaved=interleaved, kernels=library(isa)))
+        assert torch.equal(
+            both, rotated(one, cosine, sine, interleaved=interleaved, kernels=library(isa))
+        )
 
 
 @pytest.mark.parametrize("isa", levels())
@@ -60,9 +95,15 @@ def test_scatter(isa: str, dtype: torch.dtype) -> None:
     fast = torch.zeros(7, 2, 3, 4, 5, dtype=dtype)
     slow = fast.clone()
     values = torch.randint(0, 200, (6, 3, 9), generator=generator).to(dtype)[:, :, 2:7]
-    pages, rows, tokens = torch.tensor([6, 0, 3, 3]), torch.tensor([0, 3, 1, 2]), torch.tensor([5, 0, 1, 1])
+    pages, rows, tokens = (
+        torch.tensor([6, 0, 3, 3]),
+        torch.tensor([0, 3, 1, 2]),
+        torch.tensor([5, 0, 1, 1]),
+    )
     assert scatters(fast[:, 1], values)
-    scatter([fast[:, 1], fast[:, 0]], pages, rows, [values, values + 1], tokens, kernels=library(isa))
+    scatter(
+        [fast[:, 1], fast[:, 0]], pages, rows, [values, values + 1], tokens, kernels=library(isa)
+    )
     slow[:, 1][pages, :, rows] = values[tokens]
     slow[:, 0][pages, :, rows] = values[tokens] + 1
     assert torch.equal(fast, slow)

@@ -1,4 +1,6 @@
-"""Steps of states against the slow ones, on every instruction set this machine has: any sizes, shared keys, both decays."""
+"""Steps of states against the slow ones, on every instruction set this machine has: any sizes,
+shared keys, both decays.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,14 @@ from hypothesis import strategies as st
 
 from octavo.kernels import sparse_reference as reference
 from octavo.kernels.library import levels, library
-from octavo.kernels.recurrent import Places, decayed_step, decayed_step_in_pages, delta_step, delta_step_in_pages, takes
+from octavo.kernels.recurrent import (
+    Places,
+    decayed_step,
+    decayed_step_in_pages,
+    delta_step,
+    delta_step_in_pages,
+    takes,
+)
 
 pytestmark = pytest.mark.skipif(not levels(), reason="no compiled kernels")
 
@@ -27,14 +36,23 @@ SIZES = st.sampled_from([1, 5, 16, 24, 64, 70, 128])
     threads=st.sampled_from([1, 3]),
     seed=st.integers(0, 2**31),
 )
-def test_steps(isa: str, count: int, groups: int, shared: int, keys: int, values: int, threads: int, seed: int) -> None:
+def test_steps(
+    isa: str, count: int, groups: int, shared: int, keys: int, values: int, threads: int, seed: int
+) -> None:
     torch.manual_seed(seed)
     heads = groups * shared
     q, k = torch.randn(2, count, groups, keys).div_(keys**0.5)
-    v, beta, decay = torch.randn(count, heads, values), torch.rand(count, heads), -torch.rand(count, heads) * 3
+    v, beta, decay = (
+        torch.randn(count, heads, values),
+        torch.rand(count, heads),
+        -torch.rand(count, heads) * 3,
+    )
     if seed % 2:
         decay[0] = -1000.0
-    channels, sharing = -torch.rand(count, heads, keys), torch.randn(2 * count, heads, values, keys)[::2]
+    channels, sharing = (
+        -torch.rand(count, heads, keys),
+        torch.randn(2 * count, heads, values, keys)[::2],
+    )
     matrix, before = torch.randn(count, heads, keys, values), torch.get_num_threads()
     kernels, kept = library(isa), matrix.clone()
     torch.set_num_threads(threads)
@@ -50,8 +68,14 @@ def test_steps(isa: str, count: int, groups: int, shared: int, keys: int, values
             key = (q[i, h // shared], k[i, h // shared])
             for found, wanted in (
                 (spaces, reference.decayed_step(*key, v[i, h], decay[i, h], sharing[i, h])),
-                (deltas, reference.delta_step(*key, v[i, h], decay[i, h], beta[i, h], matrix[i, h])),
-                (channel_deltas, reference.delta_step(*key, v[i, h], channels[i, h], beta[i, h], matrix[i, h])),
+                (
+                    deltas,
+                    reference.delta_step(*key, v[i, h], decay[i, h], beta[i, h], matrix[i, h]),
+                ),
+                (
+                    channel_deltas,
+                    reference.delta_step(*key, v[i, h], channels[i, h], beta[i, h], matrix[i, h]),
+                ),
             ):
                 for made, slow in zip(found, wanted, strict=True):
                     torch.testing.assert_close(made[i, h].double(), slow, atol=2e-5, rtol=2e-5)
@@ -59,12 +83,20 @@ def test_steps(isa: str, count: int, groups: int, shared: int, keys: int, values
 
 def test_what_is_taken() -> None:
     state = torch.zeros(2, 3, 4, 5)
-    assert takes(state) and takes(state[::2]) and not takes(state.mT) and not takes(state.double()) and not takes(state[:0])
+    assert (
+        takes(state)
+        and takes(state[::2])
+        and not takes(state.mT)
+        and not takes(state.double())
+        and not takes(state[:0])
+    )
 
 
 @pytest.mark.parametrize("isa", levels())
 def test_from_page_to_page(isa: str) -> None:
-    """Into another page, into the same one, and from nothing; all else stays, and what is not there is not read."""
+    """Into another page, into the same one, and from nothing; all else stays, and what is not there
+    is not read.
+    """
     torch.manual_seed(0)
     heads, keys, values = 4, 24, 40
     for step in (decayed_step, delta_step):
@@ -80,7 +112,11 @@ def test_from_page_to_page(isa: str) -> None:
             to_pages=torch.tensor([3, 4, 6]),
             to_rows=torch.tensor([0, 0, 1]),
         )
-        inputs = [torch.randn(3, 2, keys) * 0.2, torch.randn(3, 2, keys) * 0.2, torch.randn(3, heads, values)]
+        inputs = [
+            torch.randn(3, 2, keys) * 0.2,
+            torch.randn(3, 2, keys) * 0.2,
+            torch.randn(3, heads, values),
+        ]
         inputs.append(-torch.rand(3, heads))
         before = torch.stack((kept[1, :, 1], kept[4, :, 0], torch.zeros(heads, *shape)))
         if step is decayed_step:

@@ -1,4 +1,5 @@
-"""One layer of any kind over a real arena, driven by hand-made plans, with everything it must not read made NaN.
+"""One layer of any kind over a real arena, driven by hand-made plans, with everything it must not
+read made NaN.
 
 Owns nothing a particular kind would know: a kind is its contract, its torch layer and its streams.
 """
@@ -51,7 +52,10 @@ class Bench:
 
     def __post_init__(self) -> None:
         spec = ModelSpec(
-            family="bench", layers=(LayerSpec(index=0, mixers=((MIXER, self.kind),)),), vocab_size=1, max_model_len=256
+            family="bench",
+            layers=(LayerSpec(index=0, mixers=((MIXER, self.kind),)),),
+            vocab_size=1,
+            max_model_len=256,
         )
         self.layout = hand_layout(spec, self.blocks)
         self.layer, self.arena = make_layer(self.kind), Arena(self.layout)
@@ -78,16 +82,24 @@ class Bench:
                 name = slot.member.stream.name
                 fields.setdefault(name, {})[slot.field.name] = self.arena.view(slot)
                 batches[name] = batch
-        return {name: CacheView(fields=views, batch=batches[name]) for name, views in fields.items()}
+        return {
+            name: CacheView(fields=views, batch=batches[name]) for name, views in fields.items()
+        }
 
     def poison(self) -> None:
-        """Make every byte of the arena NaN except the entries of ``needs(computed)`` of every request."""
+        """Make every byte of the arena NaN except the entries of ``needs(computed)`` of every
+        request.
+        """
         kept = []
         for number, group in enumerate(self.layout.groups):
             for slot in group.format.slots:
                 view, stream = self.arena.view(slot), slot.member.stream
                 for request, computed in enumerate(self.maker.computed):
-                    entries = [e for a, b in stream.needs(computed) for e in range(a // stream.stride, b // stream.stride)]
+                    entries = [
+                        e
+                        for a, b in stream.needs(computed)
+                        for e in range(a // stream.stride, b // stream.stride)
+                    ]
                     places = np.array(entries, dtype=np.int64)
                     pages = self._pages(number, request, places // slot.entries)
                     rows = torch.from_numpy(places % slot.entries)
@@ -102,7 +114,12 @@ class Bench:
             found = table[request, blocks]
         else:
             found = table[
-                request, np.where(blocks < group.fixed, blocks, group.fixed + (blocks - group.fixed) % max(group.turning, 1))
+                request,
+                np.where(
+                    blocks < group.fixed,
+                    blocks,
+                    group.fixed + (blocks - group.fixed) % max(group.turning, 1),
+                ),
             ]
         assert (found != NO_PAGE).all()
         return torch.from_numpy(found.astype(np.int64))

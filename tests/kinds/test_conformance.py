@@ -1,4 +1,5 @@
-"""What every kind must keep, run for every kind that ``find_families`` knows: its own, plugins' and those of tests/plugins.
+"""What every kind must keep, run for every kind that ``find_families`` knows: its own, plugins' and
+those of tests/plugins.
 
 Owns the properties. Knows no kind: a new one needs no line here, only ``examples()``.
 """
@@ -37,7 +38,11 @@ def all_kinds() -> tuple[type[Kind], ...]:
 
 
 PLANNED_ONLY = "the kind can be planned for but not run yet: it has no layer and no reference"
-EXAMPLES = [pytest.param(kind, id=f"{kind.name}-{number}") for cls in all_kinds() for number, kind in enumerate(cls.examples())]
+EXAMPLES = [
+    pytest.param(kind, id=f"{kind.name}-{number}")
+    for cls in all_kinds()
+    for number, kind in enumerate(cls.examples())
+]
 LENGTH = 45
 FLOAT32 = CacheDtypes(kv="float32")
 every_example = pytest.mark.parametrize("kind", EXAMPLES)
@@ -45,7 +50,9 @@ every_runnable_example = pytest.mark.parametrize(
     "kind",
     [
         pytest.param(
-            *example.values, id=example.id, marks=pytest.mark.skipif(example.values[0].layer is None, reason=PLANNED_ONLY)
+            *example.values,
+            id=example.id,
+            marks=pytest.mark.skipif(example.values[0].layer is None, reason=PLANNED_ONLY),
         )
         for example in EXAMPLES
     ],
@@ -86,11 +93,16 @@ def test_quantised_caches_are_no_larger_and_keep_what_they_keep(kind: Kind) -> N
     """Dtypes change the layout of entries, never which there are nor for how long."""
     wide, narrow = kind.streams(CacheDtypes()), kind.streams(QUANTISED)
     assert [(s.name, s.law, s.stride) for s in wide] == [(s.name, s.law, s.stride) for s in narrow]
-    assert all(w.law.reads_before_writing or n.entry_bytes < w.entry_bytes for w, n in zip(wide, narrow, strict=True))
+    assert all(
+        w.law.reads_before_writing or n.entry_bytes < w.entry_bytes
+        for w, n in zip(wide, narrow, strict=True)
+    )
 
 
 @every_example
-def test_fields_have_names_of_their_own_and_one_dtype_where_nothing_is_quantised(kind: Kind) -> None:
+def test_fields_have_names_of_their_own_and_one_dtype_where_nothing_is_quantised(
+    kind: Kind,
+) -> None:
     for stream in kind.streams(FLOAT32):
         assert len({field.name for field in stream.fields}) == len(stream.fields) > 0
         assert {field.dtype for field in stream.fields} == {"float32"}
@@ -114,7 +126,12 @@ def check_law(law: Law) -> None:
 @every_example
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_bytes_of_fields_equal_strides_of_views(kind: Kind, dtype: str) -> None:
-    spec = ModelSpec(family="x", layers=(LayerSpec(index=0, mixers=(("mixer", kind),)),), vocab_size=1, max_model_len=64)
+    spec = ModelSpec(
+        family="x",
+        layers=(LayerSpec(index=0, mixers=(("mixer", kind),)),),
+        vocab_size=1,
+        max_model_len=64,
+    )
     layout = hand_layout(spec, (streams_stride(kind) * 3,), dtype=dtype, num_pages=4)
     arena = Arena(layout)
     for group in layout.groups:
@@ -126,7 +143,9 @@ def test_bytes_of_fields_equal_strides_of_views(kind: Kind, dtype: str) -> None:
             assert data.stride(0) * size == layout.arena.unit_bytes
             assert data[0].is_contiguous()
             assert data[0].numel() * size == slot.entries * slot.field.entry_bytes
-            assert data.shape[3:] == (slot.field.shape[1:] if slot.field.shard == "heads" else slot.field.shape)
+            assert data.shape[3:] == (
+                slot.field.shape[1:] if slot.field.shard == "heads" else slot.field.shape
+            )
             assert prod(data.shape[1:2] + data.shape[3:]) * size == slot.field.entry_bytes
             assert first.data_ptr() >= 0
             assert data.storage_offset() * size == slot.offset >= end
@@ -165,13 +184,20 @@ def test_mixed_batches_equal_the_reference(kind: Kind, seed: int) -> None:
     rng = np.random.default_rng(100 + seed)
     stride = streams_stride(kind)
     bench = Bench(kind, (stride * int(rng.integers(1, 7)), stride * 2), requests=5, shuffle=seed)
-    hidden = [hidden_of(bench.layer, int(length), seed * 10 + i) for i, length in enumerate(rng.integers(3, LENGTH, 5))]
+    hidden = [
+        hidden_of(bench.layer, int(length), seed * 10 + i)
+        for i, length in enumerate(rng.integers(3, LENGTH, 5))
+    ]
     expected = [oracle(kind, bench.layer, part) for part in hidden]
-    while any(done < part.shape[0] for done, part in zip(bench.maker.computed, hidden, strict=True)):
+    while any(
+        done < part.shape[0] for done, part in zip(bench.maker.computed, hidden, strict=True)
+    ):
         parts, places = [], []
         for i in rng.permutation(5):
             done = bench.maker.computed[i]
-            length = min(1 if rng.random() < 0.6 else int(rng.integers(1, 20)), hidden[i].shape[0] - done)
+            length = min(
+                1 if rng.random() < 0.6 else int(rng.integers(1, 20)), hidden[i].shape[0] - done
+            )
             if length > 0 and rng.random() < 0.8:
                 parts.append((int(i), hidden[i][done : done + length]))
                 places.append(expected[i][done : done + length])

@@ -25,7 +25,9 @@ def test_every_page_fits_its_bucket_and_slabs_fit_the_arena(sizes, arena, unit):
         assert arena // unit < max(buckets) * len(buckets)
         return
     assert layout.slab_units * layout.num_slabs * unit <= arena
-    assert len(layout.page_units) <= layout.num_slabs <= MAX_SLABS or layout.slab_units == max(layout.page_units)
+    assert len(layout.page_units) <= layout.num_slabs <= MAX_SLABS or layout.slab_units == max(
+        layout.page_units
+    )
     assert layout.slab_units % max(layout.page_units) == 0
     assert layout.total_bytes == (layout.scratch_unit + max(layout.page_units)) * unit
     assert sorted(set(layout.page_units), reverse=True) == list(layout.page_units)
@@ -55,7 +57,9 @@ def test_loses_little_of_small_and_of_large_arenas(sizes, arena):
     assert (lost.arena_tail + tails + sum(lost.open_slabs)) / arena < allowed
 
 
-@pytest.mark.parametrize(("sizes", "units"), [((256, 512), 16), ((512, 256), 4), ((256,), 1), ((256, 512, 768), 9)])
+@pytest.mark.parametrize(
+    ("sizes", "units"), [((256, 512), 16), ((512, 256), 4), ((256,), 1), ((256, 512, 768), 9)]
+)
 def test_toy_arenas_of_a_few_units(sizes, units):
     layout, bucket_of = solve_arena(sizes, units * 256)
     assert layout.num_slabs >= len(layout.page_units) == len(sizes)

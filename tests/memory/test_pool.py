@@ -1,4 +1,6 @@
-"""The page pool by example: what each operation promises, one at a time. Random sequences are in test_pool_model.py."""
+"""The page pool by example: what each operation promises, one at a time. Random sequences are in
+test_pool_model.py.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,9 @@ def test_limbo_keeps_pages_until_their_step_is_retired(pool):
 
 
 @pytest.mark.parametrize(
-    "bad", [[0, 0, 0], [3, NO_PAGE], [1], [6], [36], [48], [1000], [-5], [0, 6]], ids=lambda pages: "_".join(map(str, pages))
+    "bad",
+    [[0, 0, 0], [3, NO_PAGE], [1], [6], [36], [48], [1000], [-5], [0, 6]],
+    ids=lambda pages: "_".join(map(str, pages)),
 )
 @pytest.mark.parametrize("call", ["release", "drop", "unpin"])
 def test_what_cannot_be_let_go_raises_and_changes_nothing(pool, call, bad):
@@ -120,7 +124,9 @@ def test_compaction_moves_counts_and_frees_a_slab_at_once(pool):
     moves = pool.compact()
     assert moves is not None and (moves.bucket, moves.units) == (0, 3)
     assert moves.sources.tolist() == [12] and moves.targets.tolist() == [27]
-    assert pool.references(moves.targets).tolist() == [2] and pool.uses(moves.targets).tolist() == [1]
+    assert pool.references(moves.targets).tolist() == [2] and pool.uses(moves.targets).tolist() == [
+        1
+    ]
     assert pool.ready([0, 6]) and pool.allocate(1, 1).tolist() == [12]
 
 
@@ -184,7 +190,12 @@ def test_snapshot_names_states_and_cannot_be_written(pool):
     pool.release(pages[1:2], step=1)
     shot = pool.snapshot()
     assert shot.slab_bucket.tolist() == [0, -1, -1, -1]
-    assert shot.states[0, :4].tolist() == [PageState.CACHED, PageState.LIMBO, PageState.HELD, PageState.FREE]
+    assert shot.states[0, :4].tolist() == [
+        PageState.CACHED,
+        PageState.LIMBO,
+        PageState.HELD,
+        PageState.FREE,
+    ]
     with pytest.raises(ValueError, match="read-only"):
         shot.states[0, 0] = 0
 

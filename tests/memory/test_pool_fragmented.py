@@ -1,7 +1,7 @@
 """The pool's model test, begun in an arena that is nearly full and riddled with holes.
 
-Begun empty, random rules seldom meet two partly used slabs of one bucket, and without those the choice of slab, compaction and
-pins are hardly exercised.
+Begun empty, random rules seldom meet two partly used slabs of one bucket, and without those the
+choice of slab, compaction and pins are hardly exercised.
 """
 
 from __future__ import annotations
@@ -32,10 +32,14 @@ class FragmentedMachine(PoolMachine):
         buckets = len(layout.page_units)
         for bucket in range(buckets):
             share = layout.num_slabs // buckets
-            for address in self.pool.allocate(bucket, share * layout.pages_per_slab(bucket)).tolist():
+            for address in self.pool.allocate(
+                bucket, share * layout.pages_per_slab(bucket)
+            ).tolist():
                 self.model.pages[address] = Page(bucket)
         for address in list(self.model.pages):
-            self.fate(address, random.choice(["free", "free", "free", "held", "cached", "pinned cached"]))
+            self.fate(
+                address, random.choice(["free", "free", "free", "held", "cached", "pinned cached"])
+            )
 
     def fate(self, address: int, fate: str) -> None:
         page, pages = self.model.pages[address], np.array([address], np.int32)
@@ -52,18 +56,25 @@ class FragmentedMachine(PoolMachine):
             del self.model.pages[address]
 
 
-FragmentedMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=15, deadline=None)
+FragmentedMachine.TestCase.settings = settings(
+    max_examples=150, stateful_step_count=15, deadline=None
+)
 TestFragmentedPoolAgainstModel = FragmentedMachine.TestCase
 
 
 @pytest.mark.parametrize("seed", range(200))
 def test_admission_and_compaction_are_exact_in_fragmented_arenas(seed):
-    """Whatever is held, cached and pinned: fits() promises exactly what eviction and compaction to the end deliver."""
+    """Whatever is held, cached and pinned: fits() promises exactly what eviction and compaction to
+    the end deliver.
+    """
     chance = np.random.default_rng(seed)
     layout = ROOMY[seed % len(ROOMY)]
     buckets, pool = len(layout.page_units), PagePool(layout)
     sizes = [layout.pages_per_slab(bucket) for bucket in range(buckets)]
-    pages = [pool.allocate(bucket, layout.num_slabs // buckets * sizes[bucket]) for bucket in range(buckets)]
+    pages = [
+        pool.allocate(bucket, layout.num_slabs // buckets * sizes[bucket])
+        for bucket in range(buckets)
+    ]
     for mine in pages:
         fate = chance.choice(4, len(mine), p=[0.55, 0.2, 0.15, 0.1])
         pool.keep(mine[fate >= 2])
@@ -87,7 +98,9 @@ def test_admission_and_compaction_are_exact_in_fragmented_arenas(seed):
 
 
 def pool_pins(pool: PagePool, pages: np.ndarray) -> np.ndarray:
-    """Which pages are pinned, found out through the public interface: only those refuse to lose their last use."""
+    """Which pages are pinned, found out through the public interface: only those refuse to lose
+    their last use.
+    """
     found = []
     for page in pages.tolist():
         pool.retain([page])

@@ -1,4 +1,6 @@
-"""The page pool against a slow obvious model: a dict of pages, and nothing else, after every operation."""
+"""The page pool against a slow obvious model: a dict of pages, and nothing else, after every
+operation.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ class Model:
         return range(len(self.layout.page_units))
 
     def free_slabs(self) -> int:
-        return self.layout.num_slabs - sum(len(self.slab_pages(bucket)) for bucket in self.buckets())
+        return self.layout.num_slabs - sum(
+            len(self.slab_pages(bucket)) for bucket in self.buckets()
+        )
 
     def counts(self, bucket: int) -> Counts:
         mine = [page for page in self.pages.values() if page.bucket == bucket]
@@ -69,7 +73,10 @@ class Model:
 
     def ready(self, wanted: list[int]) -> bool:
         slabs = [
-            ceil_div(max(0, wanted[bucket] - self.counts(bucket).free), self.layout.pages_per_slab(bucket))
+            ceil_div(
+                max(0, wanted[bucket] - self.counts(bucket).free),
+                self.layout.pages_per_slab(bucket),
+            )
             for bucket in self.buckets()
         ]
         return sum(slabs) <= self.free_slabs()
@@ -79,8 +86,12 @@ class Model:
         for bucket in self.buckets():
             mine = {address: page for address, page in self.pages.items() if page.bucket == bucket}
             stay = sum(page.references > 0 or page.pins > 0 for page in mine.values())
-            pinned = {address // self.layout.slab_units for address, page in mine.items() if page.pins}
-            slabs += max(len(pinned), ceil_div(stay + wanted[bucket], self.layout.pages_per_slab(bucket)))
+            pinned = {
+                address // self.layout.slab_units for address, page in mine.items() if page.pins
+            }
+            slabs += max(
+                len(pinned), ceil_div(stay + wanted[bucket], self.layout.pages_per_slab(bucket))
+            )
         return max(0, slabs - self.layout.num_slabs)
 
     def settle(self, address: int) -> None:
@@ -90,7 +101,9 @@ class Model:
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Random allocate, retain, release, keep, drop, pin, compact, retire; the model says what must be."""
+    """Random allocate, retain, release, keep, drop, pin, compact, retire; the model says what must
+    be.
+    """
 
     @initialize(which=st.integers(0, len(LAYOUTS) - 1))
     def begin(self, which: int) -> None:
@@ -99,7 +112,11 @@ class PoolMachine(RuleBasedStateMachine):
         self.step = 0
 
     def draw(self, data: st.DataObject, wanted: str = "bucket") -> list[int]:
-        pages = sorted(address for address, page in self.model.pages.items() if wanted == "bucket" or getattr(page, wanted))
+        pages = sorted(
+            address
+            for address, page in self.model.pages.items()
+            if wanted == "bucket" or getattr(page, wanted)
+        )
         return data.draw(st.lists(st.sampled_from(pages), max_size=5)) if pages else []
 
     @rule(data=st.data(), count=st.integers(0, 9))
@@ -122,11 +139,17 @@ class PoolMachine(RuleBasedStateMachine):
         layout = self.model.layout
         slab, rest = divmod(address, layout.slab_units)
         assert address not in self.model.pages and rest % layout.page_units[bucket] == 0
-        assert rest + layout.page_units[bucket] <= layout.slab_units and 0 <= slab < layout.num_slabs
+        assert (
+            rest + layout.page_units[bucket] <= layout.slab_units and 0 <= slab < layout.num_slabs
+        )
         others = [other for other in self.model.buckets() if other != bucket]
         assert not any(slab in self.model.slab_pages(other) for other in others)
-        room = [len(pages) for pages in before.values() if len(pages) < layout.pages_per_slab(bucket)]
-        assert len(before.get(slab, [])) == max(room, default=0), "not the fullest slab with a free page"
+        room = [
+            len(pages) for pages in before.values() if len(pages) < layout.pages_per_slab(bucket)
+        ]
+        assert len(before.get(slab, [])) == max(room, default=0), (
+            "not the fullest slab with a free page"
+        )
 
     @rule(data=st.data())
     def retain(self, data: st.DataObject) -> None:
@@ -168,7 +191,9 @@ class PoolMachine(RuleBasedStateMachine):
         for address in pages:
             page = self.model.pages[address]
             page.references, page.uses = (
-                (page.references - 1, page.uses) if which == "requests" else (page.references, page.uses - 1)
+                (page.references - 1, page.uses)
+                if which == "requests"
+                else (page.references, page.uses - 1)
             )
         for address in set(pages):
             self.model.settle(address)
@@ -186,8 +211,12 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def release_all(self, data: st.DataObject) -> None:
-        held = [address for address, page in self.model.pages.items() if page.requests and not page.pins]
-        for address in data.draw(st.lists(st.sampled_from(sorted(held)), unique=True)) if held else []:
+        held = [
+            address for address, page in self.model.pages.items() if page.requests and not page.pins
+        ]
+        for address in (
+            data.draw(st.lists(st.sampled_from(sorted(held)), unique=True)) if held else []
+        ):
             page = self.model.pages[address]
             self.pool.release(np.repeat(address, page.requests))
             page.references = len(page.steps)
@@ -260,10 +289,14 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def admission_is_exact(self, data: st.DataObject) -> None:
-        """What fits() promises is there after evicting all that may be evicted and compacting to the end."""
+        """What fits() promises is there after evicting all that may be evicted and compacting to
+        the end.
+        """
         wanted = [data.draw(st.integers(0, 8)) for _ in self.model.buckets()]
         promise = self.pool.fits(wanted)
-        for address in [a for a, page in self.model.pages.items() if page.references == 0 and not page.pins]:
+        for address in [
+            a for a, page in self.model.pages.items() if page.references == 0 and not page.pins
+        ]:
             self.pool.drop(np.repeat(address, self.model.pages[address].uses))
             del self.model.pages[address]
         while (moves := self.pool.compact()) is not None:
@@ -278,7 +311,14 @@ class PoolMachine(RuleBasedStateMachine):
         page = self.model.pages.get(address)
         if page is not None:
             return
-        for call in (self.pool.release, self.pool.retain, self.pool.keep, self.pool.drop, self.pool.pin, self.pool.unpin):
+        for call in (
+            self.pool.release,
+            self.pool.retain,
+            self.pool.keep,
+            self.pool.drop,
+            self.pool.pin,
+            self.pool.unpin,
+        ):
             with pytest.raises(AssertionError):
                 call([address])
 
@@ -301,7 +341,10 @@ class PoolMachine(RuleBasedStateMachine):
         pages = [self.model.pages.get(address, Page(0, references=0)) for address in addresses]
         assert self.pool.references(addresses).tolist() == [page.references for page in pages]
         assert self.pool.uses(addresses).tolist() == [page.uses for page in pages]
-        alone = [page.references == 1 and page.uses == page.pins == 0 and not page.steps for page in pages]
+        alone = [
+            page.references == 1 and page.uses == page.pins == 0 and not page.steps
+            for page in pages
+        ]
         assert self.pool.in_flight(addresses).tolist() == [len(page.steps) for page in pages]
         assert self.pool.exclusive(addresses).tolist() == alone
 

@@ -1,4 +1,6 @@
-"""What is read of a config against Transformers: class defaults, numbers of weights, and what a cache holds of a prompt."""
+"""What is read of a config against Transformers: class defaults, numbers of weights, and what a
+cache holds of a prompt.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from octavo.spec.law import Chunk
 from octavo.spec.stream import CacheDtypes
 
 DATA = Path(__file__).resolve().parent.parent / "data"
-TINY: dict[str, dict[str, Any]] = json.loads((DATA / "tiny_configs.json").read_text(encoding="utf-8"))
+TINY: dict[str, dict[str, Any]] = json.loads(
+    (DATA / "tiny_configs.json").read_text(encoding="utf-8")
+)
 REAL = sorted(path.stem for path in (DATA / "configs").glob("*.json") if path.stem != "ANSWER_KEY")
 FAMILIES = find_families()
 TOKENS = 41
@@ -27,12 +31,18 @@ UPSTREAM = {"kimi_k2": "deepseek_v3"}
 
 
 def theirs(config: dict[str, Any], **options: Any) -> Any:
-    given = {key: value for key, value in config.items() if key not in ("architectures", "dtype", "torch_dtype")}
+    given = {
+        key: value
+        for key, value in config.items()
+        if key not in ("architectures", "dtype", "torch_dtype")
+    }
     model_type = given.pop("model_type")
-    return AutoModelForCausalLM.from_config(AutoConfig.for_model(UPSTREAM.get(model_type, model_type), **given), **options)
+    return AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(UPSTREAM.get(model_type, model_type), **given), **options
+    )
 
 
-# -- defaults --------------------------------------------------------------------------------------------------------------
+# -- defaults --------------------------------------------------------------------------------------
 
 DERIVED = {
     "sliding_window": "None in classes whose window is not used",
@@ -42,7 +52,9 @@ DERIVED = {
     "lru_width": "the hidden size, once the class is made",
     "intermediate_size": "a list, once the class is made",
 }
-TYPES = sorted({name for family in FAMILIES.families for name in family.model_types} - set(UPSTREAM))
+TYPES = sorted(
+    {name for family in FAMILIES.families for name in family.model_types} - set(UPSTREAM)
+)
 
 
 @pytest.mark.parametrize("model_type", TYPES)
@@ -57,12 +69,16 @@ def test_defaults_are_those_of_the_class(model_type: str) -> None:
     assert len(known) > len(defaults) / 2
     for name, value in known.items():
         upstream_value = getattr(upstream, name)
-        if name in DERIVED and (upstream_value is None or value in (None, "auto") or isinstance(upstream_value, list)):
+        if name in DERIVED and (
+            upstream_value is None or value in (None, "auto") or isinstance(upstream_value, list)
+        ):
             continue
-        assert (type(value)(upstream_value) if isinstance(value, list | tuple) else upstream_value) == value, name
+        assert (
+            type(value)(upstream_value) if isinstance(value, list | tuple) else upstream_value
+        ) == value, name
 
 
-# -- weights ---------------------------------------------------------------------------------------------------------------
+# -- weights ---------------------------------------------------------------------------------------
 
 
 def check_parameters(config: dict[str, Any]) -> None:
@@ -82,7 +98,12 @@ def test_weights_of_real_models_are_counted_exactly(name: str) -> None:
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
-    "llama biased": {**TINY["llama"], "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    "llama biased": {
+        **TINY["llama"],
+        "attention_bias": True,
+        "mlp_bias": True,
+        "tie_word_embeddings": True,
+    },
     "glm4_moe norms": {
         "model_type": "glm4_moe",
         "vocab_size": 64,
@@ -97,14 +118,32 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "use_qk_norm": True,
         "attention_bias": True,
     },
-    "zamba2 without adapters": {**TINY["zamba2"], "use_shared_attention_adapter": False, "num_mem_blocks": 1},
-    "falcon_h1 without norm": {**TINY["falcon_h1"], "mamba_rms_norm": False, "mamba_proj_bias": True, "mlp_bias": True},
+    "zamba2 without adapters": {
+        **TINY["zamba2"],
+        "use_shared_attention_adapter": False,
+        "num_mem_blocks": 1,
+    },
+    "falcon_h1 without norm": {
+        **TINY["falcon_h1"],
+        "mamba_rms_norm": False,
+        "mamba_proj_bias": True,
+        "mlp_bias": True,
+    },
     "qwen3_next mixed": {**TINY["qwen3_next"], "mlp_only_layers": [1], "decoder_sparse_step": 2},
     "mamba2 biased": {**TINY["mamba2"], "use_bias": True, "use_conv_bias": False},
     "lfm2 biased": {**TINY["lfm2"], "conv_bias": True, "block_auto_adjust_ff_dim": False},
-    "nemotron_h latent": {**TINY["nemotron_h"], "moe_latent_size": 24, "mlp_bias": False, "attention_bias": True},
+    "nemotron_h latent": {
+        **TINY["nemotron_h"],
+        "moe_latent_size": 24,
+        "mlp_bias": False,
+        "attention_bias": True,
+    },
     "granite without experts": {**TINY["granitemoehybrid"], "num_local_experts": 0},
-    "deepseek_v3 without query latent": {**TINY["deepseek_v3"], "q_lora_rank": None, "first_k_dense_replace": 4},
+    "deepseek_v3 without query latent": {
+        **TINY["deepseek_v3"],
+        "q_lora_rank": None,
+        "first_k_dense_replace": 4,
+    },
 }
 
 
@@ -113,13 +152,34 @@ def test_weights_follow_the_options_that_change_them(name: str) -> None:
     check_parameters(VARIANTS[name])
 
 
-# -- caches ----------------------------------------------------------------------------------------------------------------
+# -- caches ----------------------------------------------------------------------------------------
 
 CACHED = (
-    "llama", "gemma3", "gemma3n", "gemma4", "gemma4_moe", "cohere2", "gpt_oss", "llama4", "deepseek_v3", "deepseek_v32",
-    "glm_moe_dsa", "mamba", "mamba2", "jamba", "bamba", "nemotron_h", "falcon_h1", "granitemoehybrid", "zamba2", "lfm2",
-    "qwen3_next", "qwen3_5", "kimi_linear", "olmo_hybrid",
-)  # fmt: skip
+    "llama",
+    "gemma3",
+    "gemma3n",
+    "gemma4",
+    "gemma4_moe",
+    "cohere2",
+    "gpt_oss",
+    "llama4",
+    "deepseek_v3",
+    "deepseek_v32",
+    "glm_moe_dsa",
+    "mamba",
+    "mamba2",
+    "jamba",
+    "bamba",
+    "nemotron_h",
+    "falcon_h1",
+    "granitemoehybrid",
+    "zamba2",
+    "lfm2",
+    "qwen3_next",
+    "qwen3_5",
+    "kimi_linear",
+    "olmo_hybrid",
+)
 
 
 def ours(layer: LayerSpec) -> dict[str, int]:
@@ -130,13 +190,21 @@ def ours(layer: LayerSpec) -> dict[str, int]:
     for stream in (s for _, kind in layer.mixers for s in kind.streams(CacheDtypes(kv="float32"))):
         entries = sum((stop - start) // stream.stride for start, stop in stream.needs(TOKENS))
         for field in stream.fields:
-            name = "conv" if field.name.startswith("conv") else "recurrent" if field.name == "recurrent" else "tokens"
+            name = (
+                "conv"
+                if field.name.startswith("conv")
+                else "recurrent"
+                if field.name == "recurrent"
+                else "tokens"
+            )
             made[name] = made.get(name, 0) + entries * prod(field.shape)
     return made
 
 
 def held(layer: Any) -> dict[str, int]:
-    """The same of a layer of a Transformers cache, without the column of a convolution that is not needed."""
+    """The same of a layer of a Transformers cache, without the column of a convolution that is not
+    needed.
+    """
     made: dict[str, int] = {}
     for name, value in vars(layer).items():
         for tensor in value.values() if isinstance(value, dict) else [value]:
@@ -157,13 +225,16 @@ def test_caches_hold_what_transformers_holds(name: str) -> None:
     with torch.no_grad():
         out = model(torch.arange(3, 3 + TOKENS)[None], use_cache=True)
     # Which name it has depends on the model's kind; older ones call it after the state space.
-    cache = next(out[key] for key in ("past_key_values", "cache_params", "cache") if out.get(key) is not None)
+    cache = next(
+        out[key] for key in ("past_key_values", "cache_params", "cache") if out.get(key) is not None
+    )
     spec = read_spec(TINY[name], families=FAMILIES, planning=True)
     assert len(cache.layers) == len(spec.layers)
     chunked = [layer.index for layer in spec.layers for _, kind in layer.mixers if has_chunks(kind)]
     for index, (mine, upstream) in enumerate(zip(spec.layers, cache.layers, strict=True)):
         if index in chunked:
-            # Transformers keeps a window as long as a chunk; what a chunk has past its border is all that can be seen.
+            # Transformers keeps a window as long as a chunk; what a chunk has past its border is
+            # all that can be seen.
             heads = 2 * 2 * 16
             assert ours(mine) == {"tokens": TOKENS % 16 * heads}
             assert held(upstream) == {"tokens": 15 * heads}
@@ -176,7 +247,9 @@ def has_chunks(kind: Any) -> bool:
 
 
 def test_v4_caches_hold_what_transformers_holds() -> None:
-    """Windows, entries, index keys and open groups; of the group before, Transformers keeps the half that is still used."""
+    """Windows, entries, index keys and open groups; of the group before, Transformers keeps the
+    half that is still used.
+    """
     config = TINY["deepseek_v4"]
     model = theirs(config, attn_implementation="eager", dtype=torch.float32).eval()
     with torch.no_grad():
@@ -192,8 +265,14 @@ def test_v4_caches_hold_what_transformers_holds() -> None:
         }
         assert entries["window"] * 32 == upstream.keys.numel(), "one entry is key and value"
         compressed = getattr(upstream, "compressed_kv", {})
-        assert ("compressed" in streams, "index" in streams) == ("compressor" in compressed, "indexer" in compressed)
-        for name, key, state in (("compressed", "compressor", "compressor"), ("index", "indexer", "index_compressor")):
+        assert ("compressed" in streams, "index" in streams) == (
+            "compressor" in compressed,
+            "indexer" in compressed,
+        )
+        for name, key, state in (
+            ("compressed", "compressor", "compressor"),
+            ("index", "indexer", "index_compressor"),
+        ):
             if name not in streams:
                 continue
             stream, law = streams[name], streams[state].law

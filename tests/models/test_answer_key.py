@@ -1,7 +1,8 @@
-"""Public configs against what is known of the models: the kind of every layer, its sizes, and what the caches come to in bytes.
+"""Public configs against what is known of the models: the kind of every layer, its sizes, and what
+the caches come to in bytes.
 
-``tests/data/configs/ANSWER_KEY.json`` was written from papers, model cards and other engines, not from octavo. Byte counts of
-DeepSeek-V4 are those published for it.
+``tests/data/configs/ANSWER_KEY.json`` was written from papers, model cards and other engines, not
+from octavo. Byte counts of DeepSeek-V4 are those published for it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from octavo.spec.law import Chunk, Everything, Window
 from octavo.spec.stream import CacheDtypes, Stream
 
 CONFIGS = Path(__file__).resolve().parent.parent / "data" / "configs"
-KEY: dict[str, dict[str, Any]] = json.loads((CONFIGS / "ANSWER_KEY.json").read_text(encoding="utf-8"))
+KEY: dict[str, dict[str, Any]] = json.loads(
+    (CONFIGS / "ANSWER_KEY.json").read_text(encoding="utf-8")
+)
 FAMILIES = find_families()
 GIB, MILLION = 2**30, 2**20
 
@@ -69,7 +72,12 @@ def streams(layer: LayerSpec, dtypes: CacheDtypes | None = None) -> dict[str, St
 def slope(spec: ModelSpec, dtypes: CacheDtypes | None = None) -> float:
     """Bytes per token of everything that is never let go."""
     groups = make_groups(spec, dtypes or CacheDtypes())
-    return sum(m.stream.entry_bytes / m.stream.stride for g in groups if g.law.prefix is None for m in g.members)
+    return sum(
+        m.stream.entry_bytes / m.stream.stride
+        for g in groups
+        if g.law.prefix is None
+        for m in g.members
+    )
 
 
 def test_every_config_has_an_answer_and_every_answer_a_config() -> None:
@@ -79,13 +87,17 @@ def test_every_config_has_an_answer_and_every_answer_a_config() -> None:
 @pytest.mark.parametrize("name", KEY)
 def test_layers_are_of_the_kinds_of_the_key(name: str) -> None:
     spec = spec_of(name)
-    assert [described(layer) for layer in spec.layers] == [WORDS[word] for word in KEY[name]["kinds"]]
+    assert [described(layer) for layer in spec.layers] == [
+        WORDS[word] for word in KEY[name]["kinds"]
+    ]
     assert [layer.index for layer in spec.layers] == list(range(len(spec.layers)))
 
 
 @pytest.mark.parametrize("name", KEY)
 def test_heads_sizes_and_windows_are_those_of_the_key(name: str) -> None:
-    """Such as ``swa512 1x256 x15 + full x3``: window, K/V heads x their size, layers; later parts repeat the sizes before."""
+    """Such as ``swa512 1x256 x15 + full x3``: window, K/V heads x their size, layers; later parts
+    repeat the sizes before.
+    """
     spec, found = spec_of(name), 0
     sizes = ""
     for kind, reach, shape, times in re.findall(
@@ -93,7 +105,11 @@ def test_heads_sizes_and_windows_are_those_of_the_key(name: str) -> None:
     ):
         sizes = shape or sizes
         law = {"swa": Window, "chunked": Chunk}[kind](int(reach)) if reach else Everything()
-        kv = [s["kv"] for layer in spec.layers if layer.shares is None and "kv" in (s := streams(layer))]
+        kv = [
+            s["kv"]
+            for layer in spec.layers
+            if layer.shares is None and "kv" in (s := streams(layer))
+        ]
         same = [stream for stream in kv if stream.law == law]
         if kind == "swa" and not reach:
             same = kv
@@ -102,7 +118,11 @@ def test_heads_sizes_and_windows_are_those_of_the_key(name: str) -> None:
         assert {field.shape for stream in same for field in stream.fields} == {(heads, dim)}
         found += len(same)
     counts = KEY[name]["counts"]
-    expected = sum(count for word, count in counts.items() if word in ("full", "swa", "chunked", "full+mamba2", "mamba2+full"))
+    expected = sum(
+        count
+        for word, count in counts.items()
+        if word in ("full", "swa", "chunked", "full+mamba2", "mamba2+full")
+    )
     assert found == expected or (name == "falcon-h1-7b" and found == 0)
 
 
@@ -132,13 +152,17 @@ STATES = {
 def test_states_have_the_size_of_the_equations(name: str) -> None:
     conv, recurrent = STATES[name]
     states = [s["state"] for layer in spec_of(name).layers if "state" in (s := streams(layer))]
-    assert len(states) == sum(1 for kind in KEY[name]["kinds"] if kind not in ("full", "swa", "mla", "none"))
+    assert len(states) == sum(
+        1 for kind in KEY[name]["kinds"] if kind not in ("full", "swa", "mla", "none")
+    )
     for stream in states:
         sizes = Counter({"conv": 0})
         for field in stream.fields:
             sizes["recurrent" if field.name == "recurrent" else "conv"] += prod(field.shape)
         assert (sizes["conv"], sizes["recurrent"]) == (conv, recurrent)
-        assert stream.entry_bytes == conv * 2 + recurrent * 4, "activations in bfloat16, states in float32"
+        assert stream.entry_bytes == conv * 2 + recurrent * 4, (
+            "activations in bfloat16, states in float32"
+        )
 
 
 def test_states_are_kept_in_the_dtype_asked_for() -> None:
@@ -179,7 +203,10 @@ def test_bytes_per_token(name: str) -> None:
 
 def test_v4_at_a_million_tokens() -> None:
     """As published: 9.62 GiB per sequence, 8.7 times less than a stack of V3.2 layers as high."""
-    pro, older = slope(spec_of("deepseek-v4-pro")) * MILLION, slope(spec_of("deepseek-v3.2")) * MILLION
+    pro, older = (
+        slope(spec_of("deepseek-v4-pro")) * MILLION,
+        slope(spec_of("deepseek-v3.2")) * MILLION,
+    )
     assert round(pro / GIB, 3) == 9.617
     assert round(older / GIB, 3) == 83.875
     assert round(older / pro, 2) == 8.72
@@ -205,11 +232,20 @@ def test_v4_quantised_at_a_million_tokens(name: str, indexer: str, gib: float) -
 def test_quantised_entries_have_the_published_sizes() -> None:
     dtypes = CacheDtypes(kv=FP8, indexer=FP4)
     sparse = streams(spec_of("deepseek-v4-pro").layers[2], dtypes)
-    assert (sparse["window"].entry_bytes, sparse["compressed"].entry_bytes, sparse["index"].entry_bytes) == (584, 584, 68)
-    assert streams(spec_of("deepseek-v4-pro").layers[2], CacheDtypes(kv=FP8))["index"].entry_bytes == 132
+    assert (
+        sparse["window"].entry_bytes,
+        sparse["compressed"].entry_bytes,
+        sparse["index"].entry_bytes,
+    ) == (584, 584, 68)
+    assert (
+        streams(spec_of("deepseek-v4-pro").layers[2], CacheDtypes(kv=FP8))["index"].entry_bytes
+        == 132
+    )
     older = streams(spec_of("deepseek-v3.2").layers[0], CacheDtypes(kv=FP8))
     assert (older["latent"].entry_bytes, older["index"].entry_bytes) == (656, 132)
-    assert streams(spec_of("deepseek-v3").layers[0], CacheDtypes(kv=FP8))["latent"].entry_bytes == 576
+    assert (
+        streams(spec_of("deepseek-v3").layers[0], CacheDtypes(kv=FP8))["latent"].entry_bytes == 576
+    )
 
 
 @pytest.mark.parametrize(
@@ -221,7 +257,11 @@ def test_quantised_entries_have_the_published_sizes() -> None:
 )
 def test_v4_states_have_the_published_sizes(layer: int, fixed: dict[str, int]) -> None:
     """Bytes of one layer at most, the token being computed included."""
-    bounded = {name: s for name, s in streams(spec_of("deepseek-v4-pro").layers[layer]).items() if s.law.prefix is not None}
+    bounded = {
+        name: s
+        for name, s in streams(spec_of("deepseek-v4-pro").layers[layer]).items()
+        if s.law.prefix is not None
+    }
     assert {name: stream.law.span * stream.entry_bytes for name, stream in bounded.items()} == fixed
 
 
@@ -229,7 +269,9 @@ def test_v4_compressor_keeps_what_it_has_not_closed() -> None:
     sparse, heavy = (streams(spec_of("deepseek-v4-pro").layers[layer]) for layer in (2, 3))
     assert heavy["compressor"].needs(256) == ()
     assert heavy["compressor"].needs(300) == ((256, 300),)
-    assert sparse["compressor"].needs(256) == ((252, 256),), "the group before: the next entry looks back at it"
+    assert sparse["compressor"].needs(256) == ((252, 256),), (
+        "the group before: the next entry looks back at it"
+    )
     assert sparse["compressor"].needs(258) == ((252, 258),)
 
 

@@ -1,6 +1,8 @@
-"""DeepSeek's and GLM's latent attention in whole models: logits, continuations, what is kept, and what is refused.
+"""DeepSeek's and GLM's latent attention in whole models: logits, continuations, what is kept, and
+what is refused.
 
-That greedy output equals Transformers' however the work is cut is ``tests/engine/test_equivalence.py``'s.
+That greedy output equals Transformers' however the work is cut is
+``tests/engine/test_equivalence.py``'s.
 """
 
 from __future__ import annotations
@@ -30,7 +32,12 @@ def config(name: str, **changes: Any) -> dict[str, Any]:
 
 
 def engine(path: Path, **options: object) -> LLM:
-    given: dict[str, object] = {"kv_memory": "32MiB", "max_model_len": 512, "device": "cpu", "skip_tokenizer_init": True}
+    given: dict[str, object] = {
+        "kv_memory": "32MiB",
+        "max_model_len": 512,
+        "device": "cpu",
+        "skip_tokenizer_init": True,
+    }
     return LLM(path, dtype="float32", **{**given, **options})  # type: ignore[arg-type]
 
 
@@ -54,8 +61,18 @@ def test_weights_are_counted_exactly(name: str) -> None:
 
 
 PUBLISHED: dict[str, dict[str, Any]] = {
-    "deepseek-v2-lite": {"topk_method": "greedy", "scoring_func": "softmax", "norm_topk_prob": False, "seq_aux": True},
-    "deepseek-v3": {"topk_method": "noaux_tc", "scoring_func": "sigmoid", "norm_topk_prob": True, "ep_size": 1},
+    "deepseek-v2-lite": {
+        "topk_method": "greedy",
+        "scoring_func": "softmax",
+        "norm_topk_prob": False,
+        "seq_aux": True,
+    },
+    "deepseek-v3": {
+        "topk_method": "noaux_tc",
+        "scoring_func": "sigmoid",
+        "norm_topk_prob": True,
+        "ep_size": 1,
+    },
     "deepseek-v3.2": {"topk_method": "noaux_tc", "scoring_func": "sigmoid"},
     "kimi-k2": {"topk_method": "noaux_tc", "n_group": 1, "topk_group": 1, "seq_aux": True},
     "glm-5": {"rope_interleave": True, "indexer_rope_interleave": True, "rope_scaling": None},
@@ -65,8 +82,17 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_configs_are_not_refused(name: str) -> None:
-    rope = {"type": "yarn", "factor": 40, "beta_fast": 32, "beta_slow": 1, "original_max_position_embeddings": 4096}
-    scaled = {"rope_scaling": {**rope, "mscale": 0.707, "mscale_all_dim": 0.707}, "moe_layer_freq": 1}
+    rope = {
+        "type": "yarn",
+        "factor": 40,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "original_max_position_embeddings": 4096,
+    }
+    scaled = {
+        "rope_scaling": {**rope, "mscale": 0.707, "mscale_all_dim": 0.707},
+        "moe_layer_freq": 1,
+    }
     path = Path(__file__).resolve().parent.parent / "data" / "configs" / f"{name}.json"
     spec = read_spec({**load_config(path), **scaled, **PUBLISHED[name]}, families=FAMILIES)
     dense = 1 if name in ("deepseek-v2-lite", "kimi-k2") else 3
@@ -82,30 +108,45 @@ def test_continuations_of_one_prompt_are_those_of_requests_alone(name: str, tmp_
     assert branches[0] != branches[1]
     for tokens in branches:
         for made in (3, 11):
-            (again,) = llm.generate([prompt + tokens[:made]], SamplingParams(temperature=0, max_tokens=1), progress=False)
+            (again,) = llm.generate(
+                [prompt + tokens[:made]],
+                SamplingParams(temperature=0, max_tokens=1),
+                progress=False,
+            )
             best = tiny.logits(name, prompt + tokens[:made])[-1].argmax()
             assert again.outputs[0].token_ids == [int(best)]
 
 
 @pytest.mark.parametrize("name", SPARSE)
 def test_a_choice_of_everything_is_dense_attention(name: str, tmp_path: Path) -> None:
-    """While no context is longer than top-k, outputs equal those of the same weights without any indexer, bit by bit."""
+    """While no context is longer than top-k, outputs equal those of the same weights without any
+    indexer, bit by bit.
+    """
     path = tiny.write(name, tmp_path)
     weights = load_file(path / "model.safetensors")
     given = {**json.loads((path / "config.json").read_text()), "index_topk": 64}
     for model_type, directory in ((given["model_type"], "sparse"), ("deepseek_v3", "dense")):
-        kept = {key: value for key, value in weights.items() if directory == "sparse" or ".indexer." not in key}
+        kept = {
+            key: value
+            for key, value in weights.items()
+            if directory == "sparse" or ".indexer." not in key
+        }
         skipped = {"mlp_layer_types", "layer_types"} if directory == "dense" else set()
         target = tmp_path / directory
         target.mkdir()
         save_file(kept, target / "model.safetensors")
-        changed = {**{key: value for key, value in given.items() if key not in skipped}, "model_type": model_type}
+        changed = {
+            **{key: value for key, value in given.items() if key not in skipped},
+            "model_type": model_type,
+        }
         changed.pop("architectures")
         (target / "config.json").write_text(json.dumps(changed))
     prompts = [tiny.prompt(length, length) for length in (40, 7, 1)]
     params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, logprobs=3)
     found = [
-        engine(tmp_path / directory, max_num_batched_tokens=19).generate(prompts, params, progress=False)
+        engine(tmp_path / directory, max_num_batched_tokens=19).generate(
+            prompts, params, progress=False
+        )
         for directory in ("sparse", "dense")
     ]
     for sparse, dense in zip(*found, strict=True):
@@ -115,17 +156,31 @@ def test_a_choice_of_everything_is_dense_attention(name: str, tmp_path: Path) ->
 
 def test_layers_for_drafting_are_left_out(tmp_path: Path) -> None:
     path = tiny.write("deepseek_v3", tmp_path)
-    expected = engine(path).generate([[5, 6, 7]], SamplingParams(temperature=0, max_tokens=8), progress=False)
+    expected = engine(path).generate(
+        [[5, 6, 7]], SamplingParams(temperature=0, max_tokens=8), progress=False
+    )
     weights = load_file(path / "model.safetensors")
-    extra = {key.replace("layers.3.", "layers.4."): value.clone() for key, value in weights.items() if "layers.3." in key}
-    save_file({**weights, **extra, "model.layers.4.eh_proj.weight": torch.ones(2, 2)}, path / "model.safetensors")
-    found = engine(path).generate([[5, 6, 7]], SamplingParams(temperature=0, max_tokens=8), progress=False)
+    extra = {
+        key.replace("layers.3.", "layers.4."): value.clone()
+        for key, value in weights.items()
+        if "layers.3." in key
+    }
+    save_file(
+        {**weights, **extra, "model.layers.4.eh_proj.weight": torch.ones(2, 2)},
+        path / "model.safetensors",
+    )
+    found = engine(path).generate(
+        [[5, 6, 7]], SamplingParams(temperature=0, max_tokens=8), progress=False
+    )
     assert found[0].outputs[0].token_ids == expected[0].outputs[0].token_ids
 
 
 def test_layers_that_share_a_choice_keep_no_index_keys() -> None:
     spec = read_spec(config("glm_moe_dsa"), families=FAMILIES)
-    names = [[stream.name for stream in layer.mixers[0][1].streams(CacheDtypes())] for layer in spec.layers]
+    names = [
+        [stream.name for stream in layer.mixers[0][1].streams(CacheDtypes())]
+        for layer in spec.layers
+    ]
     own, shared = ["latent", "index"], ["latent"]
     assert names == [own, own, shared, own, shared, shared]
 
@@ -144,7 +199,13 @@ def scale(rope: dict[str, Any]) -> float:
 def test_yarn_scales_scores_by_its_magnitude_squared() -> None:
     """V3's own numbers: 0.1 * ln(40) + 1 = 1.3689."""
     plain = scale({"rope_theta": 10000.0, "rope_type": "default"})
-    yarn = {"rope_theta": 10000.0, "rope_type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "mscale": 1.0}
+    yarn = {
+        "rope_theta": 10000.0,
+        "rope_type": "yarn",
+        "factor": 40,
+        "original_max_position_embeddings": 4096,
+        "mscale": 1.0,
+    }
     assert plain == pytest.approx(24**-0.5)
     assert scale({**yarn, "mscale_all_dim": 1.0}) == pytest.approx(plain * 1.36889**2, rel=1e-5)
     assert scale(yarn) == plain
@@ -163,7 +224,11 @@ def test_yarn_scales_scores_by_its_magnitude_squared() -> None:
         ("deepseek_v3", {"topk_method": "greedy"}, "topk_method 'greedy'"),
         ("deepseek_v3", {"scoring_func": "softmax"}, "scoring_func 'softmax'"),
         ("deepseek_v3", {"moe_layer_freq": 2}, "moe_layer_freq 2"),
-        ("deepseek_v3", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic'"),
+        (
+            "deepseek_v3",
+            {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}},
+            "rope_type 'dynamic'",
+        ),
         ("deepseek_v32", {"mlp_layer_types": ["sparse"] * 4}, "mlp_layer_types"),
         ("deepseek_v32", {"indexer_rope_interleave": True}, "indexer_rope_interleave True"),
         ("deepseek_v32", {"q_lora_rank": None}, "q_lora_rank"),
@@ -172,6 +237,8 @@ def test_yarn_scales_scores_by_its_magnitude_squared() -> None:
         ("glm_moe_dsa", {"indexer_types": ["shared"] * 6}, "indexer_types"),
     ],
 )
-def test_what_no_such_model_has_is_refused_by_name(name: str, changes: dict[str, Any], named: str) -> None:
+def test_what_no_such_model_has_is_refused_by_name(
+    name: str, changes: dict[str, Any], named: str
+) -> None:
     with pytest.raises((ConfigError, UnsupportedError), match=named):
         read_spec(config(name, **changes), families=FAMILIES)

@@ -1,4 +1,6 @@
-"""DeepSeek-V4: schedules, rotations, experts and groups by config; three spellings of its tensors; logits by Transformers."""
+"""DeepSeek-V4: schedules, rotations, experts and groups by config; three spellings of its tensors;
+logits by Transformers.
+"""
 
 from __future__ import annotations
 
@@ -25,23 +27,40 @@ from tests.runner.plans import Chunk, PlanMaker, hand_layout
 FAMILIES = find_families()
 FAMILY = FAMILIES.named("deepseek_v4")
 DATA = Path(__file__).resolve().parent.parent / "data" / "configs"
-SCALING = {"type": "yarn", "factor": 16, "original_max_position_embeddings": 65536, "beta_fast": 32, "beta_slow": 1}
+SCALING = {
+    "type": "yarn",
+    "factor": 16,
+    "original_max_position_embeddings": 65536,
+    "beta_fast": 32,
+    "beta_slow": 1,
+}
 
 
 def read(**config: Any) -> ModelSpec:
-    given = {"model_type": "deepseek_v4", "num_hidden_layers": 3, "compress_ratios": [0, 4, 128, 0], **config}
+    given = {
+        "model_type": "deepseek_v4",
+        "num_hidden_layers": 3,
+        "compress_ratios": [0, 4, 128, 0],
+        **config,
+    }
     return read_spec(given, families=FAMILIES)
 
 
 def load(path: Path) -> dict[str, torch.Tensor]:
-    model = HyperDecoder(read_spec(load_config(path), families=FAMILIES), dtype=torch.float32, device="meta")
+    model = HyperDecoder(
+        read_spec(load_config(path), families=FAMILIES), dtype=torch.float32, device="meta"
+    )
     fill(model, safetensors_weights(path, FAMILY), family=FAMILY, device=torch.device("cpu"))
     return dict(model.named_parameters())
 
 
 def official(name: str) -> str:
     """A name that Transformers writes, as DeepSeek's checkpoints have it."""
-    name = re.sub(r"^model\.hc_head\.hc_", "hc_head_", name).removeprefix("model.").replace("embed_tokens", "embed")
+    name = (
+        re.sub(r"^model\.hc_head\.hc_", "hc_head_", name)
+        .removeprefix("model.")
+        .replace("embed_tokens", "embed")
+    )
     return name.replace(".attn.norm.", ".attn.kv_norm.")
 
 
@@ -73,7 +92,13 @@ def test_logits_are_those_of_transformers(name: str, cuts: tuple[int, ...], tmp_
     path, ids = tiny.write(name, tmp_path), tiny.prompt(cuts[-1], 3)
     spec = read_spec(load_config(path), families=FAMILIES)
     weights = safetensors_weights(path, FAMILY)
-    runner = Runner(spec=spec, family=FAMILY, layout=hand_layout(spec, (16, 8)), weights=weights, dtype=torch.float32)
+    runner = Runner(
+        spec=spec,
+        family=FAMILY,
+        layout=hand_layout(spec, (16, 8)),
+        weights=weights,
+        dtype=torch.float32,
+    )
     # Bytes nobody has written are NaN: reading one shows.
     runner.arena.buffer.fill_(0xFF)
     maker, right = PlanMaker(runner.layout, 1), tiny.logits(name, ids)
@@ -85,7 +110,10 @@ def test_logits_are_those_of_transformers(name: str, cuts: tuple[int, ...], tmp_
 def test_bfloat16_stays_near_float32(tmp_path: Path) -> None:
     path, ids = tiny.write("deepseek_v4", tmp_path), tiny.prompt(61, 61)
     spec = read_spec(load_config(path), families=FAMILIES)
-    layout, weights = hand_layout(spec, (16, 8), dtype="bfloat16"), safetensors_weights(path, FAMILY)
+    layout, weights = (
+        hand_layout(spec, (16, 8), dtype="bfloat16"),
+        safetensors_weights(path, FAMILY),
+    )
     runner = Runner(spec=spec, family=FAMILY, layout=layout, weights=weights, dtype=torch.bfloat16)
     right = tiny.logits("deepseek_v4", ids)[-1]
     found = runner.logits(PlanMaker(layout, 1).plan([Chunk(0, ids)]))[0]
@@ -97,14 +125,24 @@ def test_layers_are_those_of_the_ratios() -> None:
         spec = read_spec(load_config(DATA / f"deepseek-v4-{name}.json"), families=FAMILIES)
         kinds = [layer.mixers[0][1].name for layer in spec.layers]
         assert (kinds.count("v4_csa"), kinds.count("v4_hca")) == (sparse, heavy)
-        assert (spec.options["hashed"].layers, len(spec.options["moe"].layers)) == ((0, 1, 2), len(kinds))
+        assert (spec.options["hashed"].layers, len(spec.options["moe"].layers)) == (
+            (0, 1, 2),
+            len(kinds),
+        )
 
 
 def test_groups_and_hash_units() -> None:
-    """Entries of both ratios and index keys share a table, and a hash unit is a logical block of 256 tokens."""
+    """Entries of both ratios and index keys share a table, and a hash unit is a logical block of
+    256 tokens.
+    """
     spec = read_spec(load_config(DATA / "deepseek-v4-flash.json"), families=FAMILIES)
     groups = make_groups(spec, "bfloat16")
-    assert [group.law.describe() for group in groups] == ["window 128", "everything", "tail 4+4", "tail 128+0"]
+    assert [group.law.describe() for group in groups] == [
+        "window 128",
+        "everything",
+        "tail 4+4",
+        "tail 128+0",
+    ]
     assert {member.stream.name for member in groups[1].members} == {"compressed", "index"}
     assert (groups[1].stride, len(groups[1].layers), spec.hash_unit) == (128, 41, 256)
     ratios = {tiny_compressed.SPARSE: 4, tiny_compressed.HEAVY: 16}

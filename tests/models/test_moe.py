@@ -1,4 +1,6 @@
-"""Families with experts: what is planned is what runs, which layers are sparse, and tensor names of published checkpoints."""
+"""Families with experts: what is planned is what runs, which layers are sparse, and tensor names of
+published checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,15 @@ from octavo.spec.rope import RopeParams
 from tests import tiny
 
 FAMILIES = find_families()
-NAMES = ("qwen3_moe", "qwen3_moe_window", "glm4_moe", "glm4_moe_plain", "gpt_oss", "llama4", "llama4_plain")
+NAMES = (
+    "qwen3_moe",
+    "qwen3_moe_window",
+    "glm4_moe",
+    "glm4_moe_plain",
+    "gpt_oss",
+    "llama4",
+    "llama4_plain",
+)
 
 
 def read(model_type: str, **config: Any) -> ModelSpec:
@@ -28,7 +38,10 @@ def attention(spec: ModelSpec, layer: int) -> Any:
 @pytest.mark.parametrize("name", NAMES)
 def test_groups_planned_are_groups_run(name: str) -> None:
     config: dict[str, Any] = {**tiny.BASE, **tiny.SPECS[name]}
-    run, planned = read_spec(config, families=FAMILIES), read_spec(config, families=FAMILIES, planning=True)
+    run, planned = (
+        read_spec(config, families=FAMILIES),
+        read_spec(config, families=FAMILIES, planning=True),
+    )
     assert make_groups(run, "float32") == make_groups(planned, "float32")
 
 
@@ -38,21 +51,34 @@ def test_a_chunk_is_gone_one_token_behind_its_border() -> None:
     chunked, full = make_groups(spec, "float32")
     entry = 2 * 2 * 16 * 4
     assert (chunked.layers, full.layers) == ((0, 1, 2), (3,))
-    assert [chunked.bytes_needed(n) // (3 * entry) for n in (15, 16, 17, 31, 32, 33)] == [15, 0, 1, 15, 0, 1]
+    assert [chunked.bytes_needed(n) // (3 * entry) for n in (15, 16, 17, 31, 32, 33)] == [
+        15,
+        0,
+        1,
+        15,
+        0,
+        1,
+    ]
     assert [full.bytes_needed(n) // entry for n in (16, 17)] == [16, 17]
 
 
 @pytest.mark.parametrize(
     ("model_type", "config", "sparse"),
     [
-        ("qwen3_moe", {"num_hidden_layers": 6, "decoder_sparse_step": 2, "mlp_only_layers": [3]}, (1, 5)),
+        (
+            "qwen3_moe",
+            {"num_hidden_layers": 6, "decoder_sparse_step": 2, "mlp_only_layers": [3]},
+            (1, 5),
+        ),
         ("glm4_moe", {"num_hidden_layers": 4, "head_dim": 128, "first_k_dense_replace": 3}, (3,)),
         ("gpt_oss", {"num_hidden_layers": 2}, (0, 1)),
         ("llama4_text", {"num_hidden_layers": 5, "interleave_moe_layer_step": 2}, (1, 3)),
         ("llama4_text", {"num_hidden_layers": 5, "moe_layers": [4]}, (4,)),
     ],
 )
-def test_which_layers_have_experts(model_type: str, config: dict[str, Any], sparse: tuple[int, ...]) -> None:
+def test_which_layers_have_experts(
+    model_type: str, config: dict[str, Any], sparse: tuple[int, ...]
+) -> None:
     assert read(model_type, **config).options["moe"].layers == sparse
 
 
@@ -70,22 +96,42 @@ def test_models_of_a_sparse_family_may_be_dense(model_type: str, config: dict[st
 
 
 def test_gpt_oss_says_its_rotation_or_has_the_class_own() -> None:
-    own = RopeParams(theta=150000.0, rope_type="yarn", factor=32.0, original_max_position_embeddings=4096, truncate=False)
-    assert attention(read("gpt_oss"), 0).rope == own and attention(read("gpt_oss"), 1).sinks
-    old = {"rope_type": "yarn", "factor": 4.0, "truncate": False, "original_max_position_embeddings": 8}
-    assert attention(read("gpt_oss", rope_theta=1e3, rope_scaling=old), 0).rope.theta == 1e3
-    assert attention(read("gpt_oss", rope_parameters={"rope_type": "default", "rope_theta": 5.0}), 0).rope == RopeParams(
-        theta=5.0
+    own = RopeParams(
+        theta=150000.0,
+        rope_type="yarn",
+        factor=32.0,
+        original_max_position_embeddings=4096,
+        truncate=False,
     )
+    assert attention(read("gpt_oss"), 0).rope == own and attention(read("gpt_oss"), 1).sinks
+    old = {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "truncate": False,
+        "original_max_position_embeddings": 8,
+    }
+    assert attention(read("gpt_oss", rope_theta=1e3, rope_scaling=old), 0).rope.theta == 1e3
+    assert attention(
+        read("gpt_oss", rope_parameters={"rope_type": "default", "rope_theta": 5.0}), 0
+    ).rope == RopeParams(theta=5.0)
     with pytest.raises(UnsupportedError, match="hidden_act 'gelu'"):
         read("gpt_oss", hidden_act="gelu")
 
 
 def test_llama4_layers_rotate_or_are_tuned() -> None:
-    spec = read("llama4", text_config={"model_type": "llama4_text", "num_hidden_layers": 8, "floor_scale": 4})
-    assert [type(layer.mixers[0][1]).__name__ for layer in spec.layers] == (["ChunkedLocal"] * 3 + ["FullAttention"]) * 2
+    spec = read(
+        "llama4",
+        text_config={"model_type": "llama4_text", "num_hidden_layers": 8, "floor_scale": 4},
+    )
+    assert [type(layer.mixers[0][1]).__name__ for layer in spec.layers] == (
+        ["ChunkedLocal"] * 3 + ["FullAttention"]
+    ) * 2
     turned, still = attention(spec, 2), attention(spec, 3)
-    assert (turned.rope, turned.qk_unit_norm, turned.temperature) == (RopeParams(theta=5e5, interleaved=True), True, None)
+    assert (turned.rope, turned.qk_unit_norm, turned.temperature) == (
+        RopeParams(theta=5e5, interleaved=True),
+        True,
+        None,
+    )
     assert (still.rope, still.qk_unit_norm, still.temperature) == (None, False, (4, 0.1))
     with pytest.raises(ConfigError, match="no_rope_layers names 2 layers"):
         read("llama4_text", no_rope_layers=[1, 0])
@@ -95,9 +141,21 @@ def test_llama4_layers_rotate_or_are_tuned() -> None:
     ("family", "stored", "module"),
     [
         ("gpt_oss", "model.layers.3.mlp.router.bias", "model.layers.3.mlp.gate.bias"),
-        ("gpt_oss", "model.layers.3.mlp.experts.down_proj_blocks", "model.layers.3.mlp.experts.down_proj_blocks"),
-        ("llama4_text", "language_model.model.layers.0.feed_forward.router.weight", "model.layers.0.mlp.gate.weight"),
-        ("llama4_text", "model.layers.0.feed_forward.experts.down_proj", "model.layers.0.mlp.experts.down_proj"),
+        (
+            "gpt_oss",
+            "model.layers.3.mlp.experts.down_proj_blocks",
+            "model.layers.3.mlp.experts.down_proj_blocks",
+        ),
+        (
+            "llama4_text",
+            "language_model.model.layers.0.feed_forward.router.weight",
+            "model.layers.0.mlp.gate.weight",
+        ),
+        (
+            "llama4_text",
+            "model.layers.0.feed_forward.experts.down_proj",
+            "model.layers.0.mlp.experts.down_proj",
+        ),
         (
             "llama4_text",
             "language_model.model.layers.1.feed_forward.shared_expert.up_proj.weight",

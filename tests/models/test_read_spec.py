@@ -1,4 +1,6 @@
-"""From configs to layers: what each family reads, what it refuses, and that Transformers reads the same."""
+"""From configs to layers: what each family reads, what it refuses, and that Transformers reads the
+same.
+"""
 
 from __future__ import annotations
 
@@ -36,11 +38,18 @@ def test_llama_takes_class_defaults_where_the_file_is_silent() -> None:
     assert (len(spec.layers), spec.vocab_size, spec.max_model_len) == (32, 32000, 2048)
     assert names(spec) == ["full"] * 32
     params = attention(spec, 0)
-    assert (params.num_heads, params.num_kv_heads, params.head_dim, params.scale) == (32, 32, 128, 128**-0.5)
+    assert (params.num_heads, params.num_kv_heads, params.head_dim, params.scale) == (
+        32,
+        32,
+        128,
+        128**-0.5,
+    )
 
 
 def test_head_dim_need_not_be_hidden_by_heads() -> None:
-    spec = read("qwen3", hidden_size=2560, num_attention_heads=32, num_key_value_heads=8, head_dim=128)
+    spec = read(
+        "qwen3", hidden_size=2560, num_attention_heads=32, num_key_value_heads=8, head_dim=128
+    )
     assert attention(spec, 0).head_dim == 128
     (group,) = make_groups(spec, "bfloat16")
     assert group.bytes_needed(10) == 10 * 32 * 2 * 8 * 128 * 2
@@ -48,7 +57,9 @@ def test_head_dim_need_not_be_hidden_by_heads() -> None:
 
 @pytest.mark.parametrize("use", [False, True])
 def test_qwen3_window_counts_only_when_used(use: bool) -> None:
-    spec = read("qwen3", num_hidden_layers=4, use_sliding_window=use, sliding_window=64, max_window_layers=3)
+    spec = read(
+        "qwen3", num_hidden_layers=4, use_sliding_window=use, sliding_window=64, max_window_layers=3
+    )
     assert names(spec) == (["full"] * 3 + ["sliding"] if use else ["full"] * 4)
 
 
@@ -63,7 +74,11 @@ def test_gemma3_layer_types_past_the_layer_count_are_no_layers() -> None:
     assert names(read("gemma3_text", num_hidden_layers=2, layer_types=types)) == ["sliding", "full"]
 
 
-OLD = {"rope_theta": 2e6, "rope_local_base_freq": 5e3, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+OLD = {
+    "rope_theta": 2e6,
+    "rope_local_base_freq": 5e3,
+    "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+}
 NEW = {
     "rope_parameters": {
         "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 2e6},
@@ -81,7 +96,12 @@ def test_gemma3_rope_by_either_age(rope: dict[str, Any]) -> None:
 
 
 def test_gemma3_multimodal_unfolds_its_text_part() -> None:
-    text = {"model_type": "gemma3_text", "num_hidden_layers": 6, "hidden_size": 2560, "sliding_window": 1024}
+    text = {
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 6,
+        "hidden_size": 2560,
+        "sliding_window": 1024,
+    }
     spec = read("gemma3", text_config=text, vision_config={"hidden_size": 5})
     assert names(spec) == ["sliding"] * 5 + ["full"]
     assert spec.options["hidden_size"] == 2560
@@ -91,10 +111,15 @@ def test_gemma3_multimodal_unfolds_its_text_part() -> None:
 def test_gemma3_multimodal_tensor_names_of_both_ages() -> None:
     family = FAMILIES.named("gemma3")
     for prefix in ("language_model.model.", "model.language_model."):
-        assert family.module_name(f"{prefix}layers.3.mlp.up_proj.weight") == "model.layers.3.mlp.up_proj.weight"
+        assert (
+            family.module_name(f"{prefix}layers.3.mlp.up_proj.weight")
+            == "model.layers.3.mlp.up_proj.weight"
+        )
     for prefix in ("", "model."):
         assert family.module_name(f"{prefix}vision_tower.vision_model.head.weight") is None
-        assert family.module_name(f"{prefix}multi_modal_projector.mm_input_projection_weight") is None
+        assert (
+            family.module_name(f"{prefix}multi_modal_projector.mm_input_projection_weight") is None
+        )
     assert family.module_name("model.norm.weight") == "model.norm.weight"
 
 
@@ -103,10 +128,18 @@ def test_layers_without_rotation() -> None:
         return [attention(spec, layer.index).rope is not None for layer in spec.layers]
 
     assert rotated(read("smollm3", num_hidden_layers=5)) == [True, True, True, False, True]
-    assert rotated(read("smollm3", num_hidden_layers=3, no_rope_layers=[0, 1, 0])) == [False, True, False]
+    assert rotated(read("smollm3", num_hidden_layers=3, no_rope_layers=[0, 1, 0])) == [
+        False,
+        True,
+        False,
+    ]
     for model_type in ("cohere2", "exaone4"):
         spec = read(model_type, num_hidden_layers=5)
-        assert rotated(spec) == [name == "sliding" for name in names(spec)] == [True, True, True, False, True]
+        assert (
+            rotated(spec)
+            == [name == "sliding" for name in names(spec)]
+            == [True, True, True, False, True]
+        )
     assert rotated(read("exaone4", num_hidden_layers=2, sliding_window=None)) == [True, True]
 
 
@@ -132,7 +165,11 @@ NEEDED = {
 }
 """What a class has no usable default for."""
 CONFIGS |= {
-    f"{family.name} by default": {"model_type": family.model_types[0], "head_dim": 128, **NEEDED.get(family.name, {})}
+    f"{family.name} by default": {
+        "model_type": family.model_types[0],
+        "head_dim": 128,
+        **NEEDED.get(family.name, {}),
+    }
     for family in RUN
 }
 
@@ -140,7 +177,8 @@ CONFIGS |= {
 @pytest.mark.parametrize("name", CONFIGS)
 def test_planned_groups_are_those_that_run(name: str) -> None:
     planned, run = (
-        make_groups(read_spec(CONFIGS[name], families=FAMILIES, planning=planning), "bfloat16") for planning in (True, False)
+        make_groups(read_spec(CONFIGS[name], families=FAMILIES, planning=planning), "bfloat16")
+        for planning in (True, False)
     )
     assert planned == run
 
@@ -150,29 +188,50 @@ def test_planned_groups_are_those_that_run(name: str) -> None:
     [
         ({"model_type": "rwkv"}, "model_type 'rwkv'"),
         ({"architectures": ["Strange"]}, "Strange"),
-        ({"model_type": "llama", "quantization_config": {"quant_method": "awq"}}, "quantization_config"),
+        (
+            {"model_type": "llama", "quantization_config": {"quant_method": "awq"}},
+            "quantization_config",
+        ),
         ({"model_type": "llama", "hidden_act": "relu"}, "hidden_act 'relu'"),
-        ({"model_type": "llama", "rope_scaling": {"type": "dynamic", "factor": 2}}, "rope_scaling.rope_type 'dynamic'"),
+        (
+            {"model_type": "llama", "rope_scaling": {"type": "dynamic", "factor": 2}},
+            "rope_scaling.rope_type 'dynamic'",
+        ),
         (
             {"model_type": "llama", "rope_parameters": {"rope_theta": 1.0, "mrope_section": [1]}},
             "rope_parameters.mrope_section",
         ),
-        ({"model_type": "llama", "rope_scaling": {"rope_type": "llama3", "factor": 8}}, "low_freq_factor"),
+        (
+            {"model_type": "llama", "rope_scaling": {"rope_type": "llama3", "factor": 8}},
+            "low_freq_factor",
+        ),
         ({"model_type": "llama", "partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
         ({"model_type": "llama", "rope_interleaved": True}, "rope_interleaved"),
         ({"model_type": "llama", "layer_types": ["sliding_attention"] * 32}, "layer_types"),
         ({"model_type": "qwen3", "layer_types": ["linear_attention"] * 32}, "linear_attention"),
-        ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "use_bidirectional_attention"),
-        ({"model_type": "gemma3_text", "rope_parameters": {"rope_theta": 1.0}}, "rope_parameters.rope_theta"),
+        (
+            {"model_type": "gemma3_text", "use_bidirectional_attention": True},
+            "use_bidirectional_attention",
+        ),
+        (
+            {"model_type": "gemma3_text", "rope_parameters": {"rope_theta": 1.0}},
+            "rope_parameters.rope_theta",
+        ),
         ({"model_type": "gemma3_text", "hidden_activation": "swish"}, "swish"),
-        ({"model_type": "olmo3", "rope_parameters": {"rope_theta": 1.0}}, "rope_parameters.rope_theta"),
+        (
+            {"model_type": "olmo3", "rope_parameters": {"rope_theta": 1.0}},
+            "rope_parameters.rope_theta",
+        ),
         ({"model_type": "cohere2", "use_qk_norm": True}, "use_qk_norm"),
         ({"model_type": "qwen2", "partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         (
             {"model_type": "phi3", "rope_scaling": {"type": "longrope", "long_factor": [1.0]}},
             "rope_scaling.rope_type 'longrope'",
         ),
-        ({"model_type": "phi3", "rope_parameters": {"rope_type": "yarn"}}, "rope_parameters.rope_type 'yarn'"),
+        (
+            {"model_type": "phi3", "rope_parameters": {"rope_type": "yarn"}},
+            "rope_parameters.rope_type 'yarn'",
+        ),
     ],
 )
 def test_refusals_name_the_field(config: dict[str, Any], named: str) -> None:
@@ -185,12 +244,26 @@ def test_refusals_name_the_field(config: dict[str, Any], named: str) -> None:
 @pytest.mark.parametrize(
     ("config", "named"),
     [
-        ({"model_type": "llama", "num_attention_heads": 6, "num_key_value_heads": 4, "head_dim": 8}, "num_key_value_heads"),
+        (
+            {
+                "model_type": "llama",
+                "num_attention_heads": 6,
+                "num_key_value_heads": 4,
+                "head_dim": 8,
+            },
+            "num_key_value_heads",
+        ),
         ({"model_type": "llama", "num_attention_heads": 0}, "num_attention_heads"),
-        ({"model_type": "llama", "num_attention_heads": 48}, "hidden_size 4096 is not a multiple of num_attention_heads 48"),
+        (
+            {"model_type": "llama", "num_attention_heads": 48},
+            "hidden_size 4096 is not a multiple of num_attention_heads 48",
+        ),
         ({"model_type": "llama", "hidden_size": "4096"}, "hidden_size must be a whole number"),
         ({"model_type": "llama", "max_position_embeddings": -1}, "max_position_embeddings"),
-        ({"model_type": "qwen3", "layer_types": ["full_attention"]}, "layer_types names 1 layers, num_hidden_layers says 32"),
+        (
+            {"model_type": "qwen3", "layer_types": ["full_attention"]},
+            "layer_types names 1 layers, num_hidden_layers says 32",
+        ),
         ({"model_type": "qwen3", "layer_types": "full_attention"}, "layer_types"),
         ({"model_type": "gemma3_text", "sliding_window": None}, "sliding_window"),
         ({"model_type": "gemma3_text", "sliding_window": 0}, "sliding_window"),
@@ -205,7 +278,10 @@ def test_wrong_values_are_named(config: dict[str, Any], named: str, planning: bo
 
 
 def test_unknown_model_type_lists_what_is_known() -> None:
-    with pytest.raises(UnsupportedError, match=r"'gpt2' is not supported: no family .* know: .*gemma3_text, .*llama, .*qwen3,"):
+    with pytest.raises(
+        UnsupportedError,
+        match=r"'gpt2' is not supported: no family .* know: .*gemma3_text, .*llama, .*qwen3,",
+    ):
         read("gpt2")
 
 

@@ -1,4 +1,6 @@
-"""Families of state space layers: what is read, planned, held, refused, shared, and called in checkpoints."""
+"""Families of state space layers: what is read, planned, held, refused, shared, and called in
+checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ def kinds(spec: ModelSpec, name: str) -> list[Any]:
     return [kind for layer in spec.layers for mixer, kind in layer.mixers if mixer == name]
 
 
-# -- memory ----------------------------------------------------------------------------------------------------------------
+# -- memory ----------------------------------------------------------------------------------------
 
 STATES = {
     "mamba-2.8b": 64 * (5120 * 3 * 2 + 5120 * 16 * 4),
@@ -53,15 +55,24 @@ STATES = {
 
 @pytest.mark.parametrize("name", STATES)
 def test_a_request_holds_one_snapshot_and_its_attention_blocks(name: str) -> None:
-    """However long it is; what rounding adds is less than a thousandth of the snapshot, and no block more than its tokens."""
+    """However long it is; what rounding adds is less than a thousandth of the snapshot, and no
+    block more than its tokens.
+    """
     model = model_of(name)
     (state,) = (group for group in model.groups if group.law == Snapshot())
     assert {state.bytes_needed(n) for n in (1, 1000, 100_000)} == {STATES[name]}
     layout = layout_of(model, memory=400 * 2**30)
     for tokens in (1, 1000, 4000):
         blocks = [group for group in layout.groups if group.fixed is None]
-        attention = sum(-(-tokens // g.block_tokens) * g.block_tokens * g.group.bytes_needed(tokens) // tokens for g in blocks)
-        assert 0 <= request_bytes(layout, tokens) - STATES[name] - attention <= (STATES[name] + attention) // 1000
+        attention = sum(
+            -(-tokens // g.block_tokens) * g.block_tokens * g.group.bytes_needed(tokens) // tokens
+            for g in blocks
+        )
+        assert (
+            0
+            <= request_bytes(layout, tokens) - STATES[name] - attention
+            <= (STATES[name] + attention) // 1000
+        )
 
 
 @pytest.mark.parametrize("name", tiny_ssm.SPECS)
@@ -78,14 +89,19 @@ def test_published_configs_are_read_for_running(name: str) -> None:
     assert make_groups(run, CacheDtypes()) == make_groups(planned, CacheDtypes())
 
 
-# -- what is read ----------------------------------------------------------------------------------------------------------
+# -- what is read ----------------------------------------------------------------------------------
 
 
 def test_time_steps_are_normed_with_weights_in_jamba_and_without_in_falcon_mamba() -> None:
     jamba, falcon, plain = (
-        kinds(read(n), m)[0] for n, m in (("jamba", "mamba"), ("falcon_mamba", "mixer"), ("mamba", "mixer"))
+        kinds(read(n), m)[0]
+        for n, m in (("jamba", "mamba"), ("falcon_mamba", "mixer"), ("mamba", "mixer"))
     )
-    assert [(kind.norm, kind.rank) for kind in (jamba, falcon, plain)] == [("scale", 256), ("unit", 48), (None, 48)]
+    assert [(kind.norm, kind.rank) for kind in (jamba, falcon, plain)] == [
+        ("scale", 256),
+        ("unit", 48),
+        (None, 48),
+    ]
 
 
 def test_attention_is_rotated_where_the_family_does() -> None:
@@ -99,16 +115,22 @@ def test_attention_is_rotated_where_the_family_does() -> None:
         assert (kinds(spec, "self_attn")[0].attention.rope is not None) == rotated
     for rotates in (True, False):
         spec = read("zamba2", use_mem_rope=rotates)
-        assert (kinds(spec, "shared_transformer.self_attn")[0].attention.rope is not None) == rotates
+        assert (
+            kinds(spec, "shared_transformer.self_attn")[0].attention.rope is not None
+        ) == rotates
 
 
 def test_scores_have_the_factor_that_the_family_gives_them() -> None:
     def scale(spec: ModelSpec, name: str = "self_attn") -> float:
         return float(kinds(spec, name)[0].attention.scale)
 
-    assert scale(read("granitemoehybrid", layer_types=["attention"] * 32, attention_multiplier=0.015)) == pytest.approx(0.015)
+    assert scale(
+        read("granitemoehybrid", layer_types=["attention"] * 32, attention_multiplier=0.015)
+    ) == pytest.approx(0.015)
     assert scale(read("falcon_h1", head_dim=64, key_multiplier=0.39)) == pytest.approx(0.39 / 8)
-    assert scale(read("zamba2"), "shared_transformer.self_attn") == pytest.approx((2 * 2560 / 32 / 2) ** -0.5)
+    assert scale(read("zamba2"), "shared_transformer.self_attn") == pytest.approx(
+        (2 * 2560 / 32 / 2) ** -0.5
+    )
 
 
 @pytest.mark.parametrize(
@@ -121,7 +143,9 @@ def test_scores_have_the_factor_that_the_family_gives_them() -> None:
     ],
 )
 @pytest.mark.parametrize("model_type", ["mamba2", "bamba", "nemotron_h"])
-def test_time_steps_are_limited_as_the_config_says(model_type: str, given: Any, limit: tuple[float, float]) -> None:
+def test_time_steps_are_limited_as_the_config_says(
+    model_type: str, given: Any, limit: tuple[float, float]
+) -> None:
     spec = read(model_type, time_step_limit=given, time_step_min=0.01, time_step_max=0.2)
     assert spec.layers[0].mixers[0][1].dt_limit == limit  # type: ignore[attr-defined]
 
@@ -131,7 +155,7 @@ def test_heads_of_falcon_h1_divide_its_own_inner_size() -> None:
     assert (kind.head_dim, kind.inner_size) == (64, 1536)
 
 
-# -- refusals --------------------------------------------------------------------------------------------------------------
+# -- refusals --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -145,9 +169,22 @@ def test_heads_of_falcon_h1_divide_its_own_inner_size() -> None:
         ({"model_type": "nemotron_h", "sliding_window": 512}, "sliding_window 512"),
         ({"model_type": "zamba2", "use_long_context": True}, "use_long_context True"),
         ({"model_type": "zamba2", "add_bias_linear": True}, "add_bias_linear True"),
-        ({"model_type": "zamba2", "use_shared_attention_adapter": True, "num_key_value_heads": 8}, "num_key_value_heads 8"),
-        ({"model_type": "granitemoehybrid", "attention_multiplier": 0.0}, "attention_multiplier 0.0"),
-        ({"model_type": "jamba", "quantization_config": {"quant_method": "bitsandbytes"}}, "quantization_config"),
+        (
+            {
+                "model_type": "zamba2",
+                "use_shared_attention_adapter": True,
+                "num_key_value_heads": 8,
+            },
+            "num_key_value_heads 8",
+        ),
+        (
+            {"model_type": "granitemoehybrid", "attention_multiplier": 0.0},
+            "attention_multiplier 0.0",
+        ),
+        (
+            {"model_type": "jamba", "quantization_config": {"quant_method": "bitsandbytes"}},
+            "quantization_config",
+        ),
     ],
 )
 def test_what_cannot_be_run_is_refused_by_name(config: dict[str, Any], field: str) -> None:
@@ -158,21 +195,32 @@ def test_what_cannot_be_run_is_refused_by_name(config: dict[str, Any], field: st
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"model_type": "bamba", "mamba_n_groups": 3}, "mamba_n_heads 128 is not a multiple of mamba_n_groups 3"),
+        (
+            {"model_type": "bamba", "mamba_n_groups": 3},
+            "mamba_n_heads 128 is not a multiple of mamba_n_groups 3",
+        ),
         ({"model_type": "falcon_h1", "mamba_n_heads": 100}, "mamba_n_heads 100 does not divide"),
-        ({"model_type": "falcon_h1", "ssm_multipliers": [1.0]}, "ssm_multipliers must be five numbers"),
+        (
+            {"model_type": "falcon_h1", "ssm_multipliers": [1.0]},
+            "ssm_multipliers must be five numbers",
+        ),
         ({"model_type": "mamba2", "time_step_limit": [0.1, 0.01]}, "time_step_limit"),
         ({"model_type": "mamba2", "time_step_limit": 0.1}, "time_step_limit must be two numbers"),
         ({"model_type": "zamba2", "num_mem_blocks": 0}, "num_mem_blocks"),
-        ({"model_type": "mamba", "conv_kernel": 1}, "conv_kernel must be a whole number of at least 2"),
+        (
+            {"model_type": "mamba", "conv_kernel": 1},
+            "conv_kernel must be a whole number of at least 2",
+        ),
     ],
 )
-def test_values_that_make_no_sense_are_refused_by_name(config: dict[str, Any], message: str) -> None:
+def test_values_that_make_no_sense_are_refused_by_name(
+    config: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         read_spec(config, families=FAMILIES)
 
 
-# -- weights ---------------------------------------------------------------------------------------------------------------
+# -- weights ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -188,8 +236,16 @@ def test_values_that_make_no_sense_are_refused_by_name(config: dict[str, Any], m
         ),
         ("nemotron_h", "mtp.layers.0.norm.weight", None),
         ("jamba", "model.layers.1.feed_forward.router.weight", "model.layers.1.mlp.gate.weight"),
-        ("jamba", "model.layers.1.pre_ff_layernorm.weight", "model.layers.1.post_attention_layernorm.weight"),
-        ("granitemoehybrid", "model.layers.0.block_sparse_moe.router.layer.weight", "model.layers.0.mlp.gate.weight"),
+        (
+            "jamba",
+            "model.layers.1.pre_ff_layernorm.weight",
+            "model.layers.1.post_attention_layernorm.weight",
+        ),
+        (
+            "granitemoehybrid",
+            "model.layers.0.block_sparse_moe.router.layer.weight",
+            "model.layers.0.mlp.gate.weight",
+        ),
         ("zamba2", "model.layers.6.mamba_decoder.mamba.D", "model.layers.6.mamba.D"),
         (
             "zamba2",
@@ -198,7 +254,9 @@ def test_values_that_make_no_sense_are_refused_by_name(config: dict[str, Any], m
         ),
     ],
 )
-def test_tensors_are_called_as_in_published_checkpoints(model_type: str, tensor: str, module: str | None) -> None:
+def test_tensors_are_called_as_in_published_checkpoints(
+    model_type: str, tensor: str, module: str | None
+) -> None:
     assert FAMILIES.for_model_type(model_type).module_name(tensor) == module
 
 
@@ -206,11 +264,23 @@ def test_layers_of_zamba2_share_weights_and_have_adapters_of_their_own() -> None
     spec = read_tiny("zamba2")
     model = resolve(FAMILIES.named("zamba2").module)(spec, dtype=torch.float32, device="meta")
     first, second, third = (model.model.layers[index].shared_transformer for index in (0, 2, 3))
-    assert third.self_attn.q_proj.base is first.self_attn.q_proj.base is not second.self_attn.q_proj.base
-    assert third.self_attn.o_proj is first.self_attn.o_proj and third.feed_forward.down_proj is first.feed_forward.down_proj
-    assert [sorted(block.feed_forward.gate_up_proj.adapters) for block in (first, second)] == [["0", "2"], ["1"]]
+    assert (
+        third.self_attn.q_proj.base
+        is first.self_attn.q_proj.base
+        is not second.self_attn.q_proj.base
+    )
+    assert (
+        third.self_attn.o_proj is first.self_attn.o_proj
+        and third.feed_forward.down_proj is first.feed_forward.down_proj
+    )
+    assert [sorted(block.feed_forward.gate_up_proj.adapters) for block in (first, second)] == [
+        ["0", "2"],
+        ["1"],
+    ]
     assert [block.feed_forward.gate_up_proj.use for block in (first, second, third)] == [0, 1, 2]
-    repeated = {name for name in model.tied if name.startswith("model.layers.3.shared_transformer.")}
+    repeated = {
+        name for name in model.tied if name.startswith("model.layers.3.shared_transformer.")
+    }
     assert repeated and not any(name.startswith("model.layers.2") for name in model.tied)
     assert not repeated & {name for name, _ in model.named_parameters()}
 
@@ -218,9 +288,13 @@ def test_layers_of_zamba2_share_weights_and_have_adapters_of_their_own() -> None
 def test_states_and_what_decides_them_stay_wide_in_narrow_models() -> None:
     for name in ("mamba", "mamba2"):
         spec = read_tiny(name)
-        model = resolve(FAMILIES.named(spec.family).module)(spec, dtype=torch.bfloat16, device="meta")
+        model = resolve(FAMILIES.named(spec.family).module)(
+            spec, dtype=torch.bfloat16, device="meta"
+        )
         mixer = model.model.layers[0].mixer
-        assert {mixer.A_log.dtype, mixer.D.dtype} == {torch.float32} and mixer.in_proj.weight.dtype == torch.bfloat16
+        assert {mixer.A_log.dtype, mixer.D.dtype} == {
+            torch.float32
+        } and mixer.in_proj.weight.dtype == torch.bfloat16
         (stream,) = spec.layers[0].mixers[0][1].streams(CacheDtypes(kv="bfloat16"))
         dtypes = {field.name.partition("_")[0]: field.dtype for field in stream.fields}
         assert dtypes == {"conv": "bfloat16", "recurrent": "float32"}

@@ -1,4 +1,6 @@
-"""Linear layers: what is kept of weights follows them, and several layers give what each gives alone."""
+"""Linear layers: what is kept of weights follows them, and several layers give what each gives
+alone.
+"""
 
 from __future__ import annotations
 

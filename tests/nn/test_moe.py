@@ -1,4 +1,6 @@
-"""Experts over the tokens that chose them against one token and one expert at a time, for every way of choosing and scoring."""
+"""Experts over the tokens that chose them against one token and one expert at a time, for every way
+of choosing and scoring.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,20 @@ WAYS: dict[str, dict[str, Any]] = {
     "normalised": {"normalise": True, "scale": 2.5},
     "biased": {"normalise": True, "router_bias": True, "bias": True, "clamp": (0.4, 1.7)},
     "sigmoid": {"scoring": "sigmoid", "scores_inputs": True, "shared_size": 7},
-    "corrected": {"scoring": "sigmoid", "correction": True, "normalise": True, "scale": 1.5, "wide_router": True},
-    "grouped": {"scoring": "sigmoid", "correction": True, "groups": 3, "active_groups": 2, "shared_size": 5},
+    "corrected": {
+        "scoring": "sigmoid",
+        "correction": True,
+        "normalise": True,
+        "scale": 1.5,
+        "wide_router": True,
+    },
+    "grouped": {
+        "scoring": "sigmoid",
+        "correction": True,
+        "groups": 3,
+        "active_groups": 2,
+        "shared_size": 5,
+    },
     "grouped_softmax": {"groups": 2, "active_groups": 1},
     "grouped_by_the_best": {"groups": 3, "active_groups": 2, "group_best": 1, "scale": 1.5},
     "groups_of_one": {"groups": 6, "active_groups": 3, "group_best": 1},
@@ -30,7 +44,9 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def options(way: str) -> MoEOptions:
-    return MoEOptions(**{"layers": (0,), "experts": 6, "active": 2, "inner_size": INNER, **WAYS[way]})
+    return MoEOptions(
+        **{"layers": (0,), "experts": 6, "active": 2, "inner_size": INNER, **WAYS[way]}
+    )
 
 
 def make(way: str) -> MoE:
@@ -44,12 +60,17 @@ def make(way: str) -> MoE:
 def chosen(logits: list[float], correction: list[float], way: MoEOptions) -> dict[int, float]:
     """Expert -> score of one token, in Python's floats."""
     total = sum(exp(value) for value in logits)
-    scores = [1 / (1 + exp(-value)) if way.scoring == "sigmoid" else exp(value) / total for value in logits]
+    scores = [
+        1 / (1 + exp(-value)) if way.scoring == "sigmoid" else exp(value) / total
+        for value in logits
+    ]
     ranks = [score + extra for score, extra in zip(scores, correction, strict=True)]
     size = way.experts // way.groups
     groups = [range(first, first + size) for first in range(0, way.experts, size)]
     if way.groups > 1:
-        groups.sort(key=lambda group: -sum(sorted(ranks[expert] for expert in group)[-way.group_best :]))
+        groups.sort(
+            key=lambda group: -sum(sorted(ranks[expert] for expert in group)[-way.group_best :])
+        )
     eligible = [expert for group in groups[: way.active_groups] for expert in group]
     best = sorted(eligible, key=lambda expert: -ranks[expert])[: way.active]
     whole = sum(scores[expert] for expert in best) if way.normalise else 1.0
@@ -66,7 +87,9 @@ def slow(model: MoE, x: Tensor, way: MoEOptions) -> Tensor:
     bias = weights.get("gate.bias", torch.zeros(6))
     correction = weights.get("gate.e_score_correction_bias", torch.zeros(6)).tolist()
     out = torch.zeros_like(x)
-    for expert, score in chosen((weights["gate.weight"].to(x.dtype) @ x + bias).tolist(), correction, way).items():
+    for expert, score in chosen(
+        (weights["gate.weight"].to(x.dtype) @ x + bias).tolist(), correction, way
+    ).items():
         both = weights["experts.gate_up_proj"][expert] @ (x * score if way.scores_inputs else x)
         if way.bias:
             both = both + weights["experts.gate_up_proj_bias"][expert]
@@ -82,18 +105,26 @@ def slow(model: MoE, x: Tensor, way: MoEOptions) -> Tensor:
             made = made + weights["experts.down_proj_bias"][expert]
         out += made if way.scores_inputs else made * score
     if way.shared_size:
-        gate, up = weights["shared_experts.gate_proj.weight"] @ x, weights["shared_experts.up_proj.weight"] @ x
+        gate, up = (
+            weights["shared_experts.gate_proj.weight"] @ x,
+            weights["shared_experts.up_proj.weight"] @ x,
+        )
         out += weights["shared_experts.down_proj.weight"] @ (silu(gate) * up)
     return out
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_many_tokens_equal_one_token_at_a_time(way: str) -> None:
-    model, tokens = make(way), torch.randn(TOKENS, SIZE, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    model, tokens = (
+        make(way),
+        torch.randn(TOKENS, SIZE, generator=torch.Generator().manual_seed(2), dtype=torch.float64),
+    )
     expected = torch.stack([slow(model, token, options(way)) for token in tokens])
     # Scores are float32.
     torch.testing.assert_close(model(tokens), expected, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(torch.cat([model(tokens[:1]), model(tokens[1:])]), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        torch.cat([model(tokens[:1]), model(tokens[1:])]), expected, rtol=1e-5, atol=1e-5
+    )
     assert model(tokens[:0]).shape == (0, SIZE)
 
 

@@ -17,7 +17,12 @@ def test_every_response_counts_once() -> None:
         serving(create_app(engine, api_key="k", max_body_bytes=99)) as url,  # type: ignore[arg-type]
         httpx2.Client(base_url=url, headers=headers) as client,
     ):
-        for body in ({"prompt": "a"}, {"prompt": "a", "stream": True}, {"prompt": 1}, {"prompt": "a" * 99}):
+        for body in (
+            {"prompt": "a"},
+            {"prompt": "a", "stream": True},
+            {"prompt": 1},
+            {"prompt": "a" * 99},
+        ):
             client.post("/v1/completions", json=body)
         engine.error = QueueFullError(1)
         client.post("/v1/completions", json={"prompt": "a"})

@@ -52,11 +52,17 @@ def test_misses_and_pages_by_label() -> None:
     families = read(Metrics())
     (miss,) = families["octavo_prefix_misses"].samples
     assert (miss.labels, miss.value) == ({"limited_by": "window 16", "cause": "no_checkpoint"}, 5)
-    buckets = {tuple(sample.labels.values()): sample.value for sample in families["octavo_bucket_pages"].samples}
+    buckets = {
+        tuple(sample.labels.values()): sample.value
+        for sample in families["octavo_bucket_pages"].samples
+    }
     assert len(buckets) == 8
     assert buckets["1", "8192", "free"] == 1
     assert buckets["0", "4096", "limbo"] == 4
-    groups = {tuple(sample.labels.values()): sample.value for sample in families["octavo_group_pages"].samples}
+    groups = {
+        tuple(sample.labels.values()): sample.value
+        for sample in families["octavo_group_pages"].samples
+    }
     assert len(groups) == 6
     assert groups["1", "window 16", "held"] == 2
     assert groups["0", "everything", "cached"] == 3
@@ -76,6 +82,8 @@ def test_times_are_noted_and_engines_do_not_share_them() -> None:
     assert sample("octavo_time_to_first_token_seconds", "_sum") == pytest.approx(0.2)
     assert sample("octavo_inter_token_seconds", "_count") == 2
     assert sample("octavo_request_seconds", "_sum") == pytest.approx(3.0)
-    (finished,) = [one for one in families["octavo_requests_finished"].samples if one.name.endswith("_total")]
+    (finished,) = [
+        one for one in families["octavo_requests_finished"].samples if one.name.endswith("_total")
+    ]
     assert (finished.labels, finished.value) == ({"reason": "length"}, 1)
     assert read(other)["octavo_requests_finished"].samples == []

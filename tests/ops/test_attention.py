@@ -1,5 +1,6 @@
-"""The fast paged attention against the naive one: ragged lengths, odd tables, windows, fresh and paged mixed, NaN everywhere
-else."""
+"""The fast paged attention against the naive one: ragged lengths, odd tables, windows, fresh and
+paged mixed, NaN everywhere else.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ CPU = torch.device("cpu")
 class World:
     """Requests with random pasts in random pages, and one step over them."""
 
-    def __init__(self, seed: int, *, law: Law, block: int, heads: int, shared: int, dim: int, decode: float) -> None:
+    def __init__(
+        self, seed: int, *, law: Law, block: int, heads: int, shared: int, dim: int, decode: float
+    ) -> None:
         rng = np.random.default_rng(seed)
         self.law, self.heads, self.dim = law, heads, dim
         count = int(rng.integers(1, 7))
@@ -34,13 +37,24 @@ class World:
         length = np.where(rng.random(count) < decode, 1, rng.integers(1, 40, count))
         self.fresh = rng.random(count) < 0.5
         columns = 100 // block + 2
-        pages = rng.permutation(count * columns * 2)[: count * columns].reshape(count, columns).astype(np.int32)
+        pages = (
+            rng.permutation(count * columns * 2)[: count * columns]
+            .reshape(count, columns)
+            .astype(np.int32)
+        )
         self.views = tuple(
-            FieldView(torch.full((count * columns * 2, heads, block, dim), float("nan"), dtype=torch.float64)) for _ in "kv"
+            FieldView(
+                torch.full(
+                    (count * columns * 2, heads, block, dim), float("nan"), dtype=torch.float64
+                )
+            )
+            for _ in "kv"
         )
         rows = rng.permutation(count).astype(np.int32)
         query = np.concatenate(([0], np.cumsum(length))).astype(np.int32)
-        positions = np.concatenate([np.arange(s, s + n) for s, n in zip(start, length, strict=True)])
+        positions = np.concatenate(
+            [np.arange(s, s + n) for s, n in zip(start, length, strict=True)]
+        )
         owner = np.repeat(np.arange(count), length)
         page = pages[rows[owner], positions // block]
         lost = self.fresh[owner] & (rng.random(len(owner)) < 0.3)
@@ -73,28 +87,47 @@ class World:
                 for position in range(a, b):
                     for view in self.views:
                         entry = torch.randn(heads, dim, generator=generator, dtype=torch.float64)
-                        view.data[int(pages[rows[i], position // block]), :, position % block] = entry
+                        view.data[int(pages[rows[i], position // block]), :, position % block] = (
+                            entry
+                        )
         shape = (len(owner), heads, dim)
-        self.q = torch.randn(len(owner), heads * shared, dim, generator=generator, dtype=torch.float64)
-        self.k, self.v = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in "kv")
+        self.q = torch.randn(
+            len(owner), heads * shared, dim, generator=generator, dtype=torch.float64
+        )
+        self.k, self.v = (
+            torch.randn(shape, generator=generator, dtype=torch.float64) for _ in "kv"
+        )
         self.sinks = torch.randn(heads * shared, generator=generator, dtype=torch.float64)
 
     def narrow(self, dtype: torch.dtype) -> World:
         """Itself, with all numbers in ``dtype``."""
-        self.q, self.k, self.v, self.sinks = (one.to(dtype) for one in (self.q, self.k, self.v, self.sinks))
+        self.q, self.k, self.v, self.sinks = (
+            one.to(dtype) for one in (self.q, self.k, self.v, self.sinks)
+        )
         self.views = tuple(FieldView(view.data.to(dtype)) for view in self.views)
         return self
 
-    def both(self, *, softcap: float | None = None, sinks: bool = False) -> tuple[Tensor, Tensor, bool]:
+    def both(
+        self, *, softcap: float | None = None, sinks: bool = False
+    ) -> tuple[Tensor, Tensor, bool]:
         """(fast, naive, whether both left the same bytes)."""
-        rule = {"scale": 0.3, "law": self.law, "softcap": softcap, "sinks": self.sinks if sinks else None}
+        rule = {
+            "scale": 0.3,
+            "law": self.law,
+            "softcap": softcap,
+            "sinks": self.sinks if sinks else None,
+        }
         copies = tuple(FieldView(view.data.clone()) for view in self.views)
         naive = attend_reference(self.q, self.k, self.v, copies, self.plan, self.group, **rule)
         view = CacheView(
-            fields=dict(zip("kv", self.views, strict=True)), batch=PlannedGroup(self.plan, self.group, self.law, CPU)
+            fields=dict(zip("kv", self.views, strict=True)),
+            batch=PlannedGroup(self.plan, self.group, self.law, CPU),
         )
         fast = attend(self.q, self.k, self.v, view, **rule)
-        same = all(torch.equal(a.data.nan_to_num(7.5), b.data.nan_to_num(7.5)) for a, b in zip(self.views, copies, strict=True))
+        same = all(
+            torch.equal(a.data.nan_to_num(7.5), b.data.nan_to_num(7.5))
+            for a, b in zip(self.views, copies, strict=True)
+        )
         return fast, naive, same
 
 
@@ -142,7 +175,9 @@ def test_small_tiles_and_buckets_change_nothing(law: Law, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("law", [Everything(), Window(30), Chunk(30), SinkWindow(3, 20)])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 5e-2), (torch.float16, 1e-2)])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 5e-2), (torch.float16, 1e-2)]
+)
 @pytest.mark.parametrize("decode", [0.3, 1.0])
 def test_dtypes_of_models(law: Law, dtype: torch.dtype, tolerance: float, decode: float) -> None:
     for seed in range(5):
@@ -156,7 +191,9 @@ def test_dtypes_of_models(law: Law, dtype: torch.dtype, tolerance: float, decode
 def test_compiled_kernels_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "_request", None)
     monkeypatch.setattr(attention, "_decode", None)
-    World(3, law=Window(9), block=4, heads=2, shared=2, dim=8, decode=0.5).narrow(torch.float32).both()
+    World(3, law=Window(9), block=4, heads=2, shared=2, dim=8, decode=0.5).narrow(
+        torch.float32
+    ).both()
 
 
 def test_a_page_read_as_one_block_and_written_as_another() -> None:
@@ -179,21 +216,35 @@ def test_union_and_count_below() -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**31), window=st.integers(1, 40), block=st.integers(1, 12))
-def test_layers_that_share_see_what_the_first_made_and_the_last_stores_it(seed: int, window: int, block: int) -> None:
-    """Three layers over one stream, with queries of their own: a write behind the reads must wait for the last."""
+def test_layers_that_share_see_what_the_first_made_and_the_last_stores_it(
+    seed: int, window: int, block: int
+) -> None:
+    """Three layers over one stream, with queries of their own: a write behind the reads must wait
+    for the last.
+    """
     options = {"block": block, "heads": 2, "shared": 2, "dim": 4, "decode": 0.3}
     first, *others = (World(seed, law=Window(window), **options) for _ in range(3))
     views = dict(zip("kv", first.views, strict=True))
     batch, fresh = PlannedGroup(first.plan, first.group, first.law, CPU), {}
     for layer, world in enumerate((first, *others)):
-        world.q = torch.randn(first.q.shape, generator=torch.Generator().manual_seed(layer), dtype=torch.float64)
+        world.q = torch.randn(
+            first.q.shape, generator=torch.Generator().manual_seed(layer), dtype=torch.float64
+        )
         naive = attend_reference(
-            world.q, world.k, world.v, world.views if layer else tuple(FieldView(v.data.clone()) for v in world.views),
-            world.plan, world.group, law=first.law, scale=0.3,
-        )  # fmt: skip
+            world.q,
+            world.k,
+            world.v,
+            world.views if layer else tuple(FieldView(v.data.clone()) for v in world.views),
+            world.plan,
+            world.group,
+            law=first.law,
+            scale=0.3,
+        )
         view = CacheView(fields=views, batch=batch, fresh=fresh, first=layer == 0, last=layer == 2)
         own = (first.k, first.v) if layer == 0 else (None, None)
-        torch.testing.assert_close(attend(world.q, *own, view, law=first.law, scale=0.3), naive, atol=1e-9, rtol=1e-9)
+        torch.testing.assert_close(
+            attend(world.q, *own, view, law=first.law, scale=0.3), naive, atol=1e-9, rtol=1e-9
+        )
     assert not fresh
     for shared, alone in zip(first.views, others[0].views, strict=True):
         assert torch.equal(shared.data.nan_to_num(7.5), alone.data.nan_to_num(7.5))

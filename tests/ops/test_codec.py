@@ -1,7 +1,8 @@
-"""Entries in every stored form, against formats written out as lists of numbers, one element at a time.
+"""Entries in every stored form, against formats written out as lists of numbers, one element at a
+time.
 
-Owns that slow reference: exact fractions, every code of fp8 and fp4 by name, nearest by search. Layouts come from the kinds'
-streams, so a field that moved would show.
+Owns that slow reference: exact fractions, every code of fp8 and fp4 by name, nearest by search.
+Layouts come from the kinds' streams, so a field that moved would show.
 """
 
 from __future__ import annotations
@@ -29,29 +30,65 @@ from octavo.spec.latent import (
 from octavo.spec.law import Everything, Tail
 from octavo.spec.stream import DTYPE_BYTES, FP4, FP8, CacheDtypes, Stream
 
-LATENT = LatentParams(hidden_size=64, num_heads=2, kv_lora_rank=512, rope_dim=64, nope_dim=32, value_dim=32)
+LATENT = LatentParams(
+    hidden_size=64, num_heads=2, kv_lora_rank=512, rope_dim=64, nope_dim=32, value_dim=32
+)
 ENTRY = CompressedParams(
-    hidden_size=64, num_heads=2, head_dim=512, rope_dim=64, window=8, q_lora_rank=8, o_groups=1, o_lora_rank=8
+    hidden_size=64,
+    num_heads=2,
+    head_dim=512,
+    rope_dim=64,
+    window=8,
+    q_lora_rank=8,
+    o_groups=1,
+    o_lora_rank=8,
 )
 SMALL = CompressedParams(
-    hidden_size=64, num_heads=2, head_dim=120, rope_dim=20, window=8, q_lora_rank=8, o_groups=1, o_lora_rank=8
+    hidden_size=64,
+    num_heads=2,
+    head_dim=120,
+    rope_dim=20,
+    window=8,
+    q_lora_rank=8,
+    o_groups=1,
+    o_lora_rank=8,
 )
 """Blocks of 64 do not divide its 100 elements without position."""
 
 STREAMS = {
-    "latent 656": (sparse_latent_stream(LATENT, CacheDtypes(kv=FP8)), {"latent": 512, "rope": 64}, 656),
+    "latent 656": (
+        sparse_latent_stream(LATENT, CacheDtypes(kv=FP8)),
+        {"latent": 512, "rope": 64},
+        656,
+    ),
     "latent 576": (latent_stream(LATENT, CacheDtypes(kv=FP8)), {"latent": 512, "rope": 64}, 576),
     "latent bf16": (sparse_latent_stream(LATENT, CacheDtypes()), {"latent": 512, "rope": 64}, 1152),
-    "entry 584": (entry_stream("c", ENTRY, Everything(), CacheDtypes(kv=FP8), stride=4), {"kv": 512}, 584),
-    "entry small": (entry_stream("c", SMALL, Everything(), CacheDtypes(kv=FP8)), {"kv": 120}, 100 + 2 * 20 + 8),
+    "entry 584": (
+        entry_stream("c", ENTRY, Everything(), CacheDtypes(kv=FP8), stride=4),
+        {"kv": 512},
+        584,
+    ),
+    "entry small": (
+        entry_stream("c", SMALL, Everything(), CacheDtypes(kv=FP8)),
+        {"kv": 120},
+        100 + 2 * 20 + 8,
+    ),
     "entry bf16": (entry_stream("c", ENTRY, Everything(), CacheDtypes()), {"kv": 512}, 1024),
     "index 132": (index_stream(128, CacheDtypes(indexer=FP8)), {"key": 128}, 132),
     "index 68": (index_stream(128, CacheDtypes(indexer=FP4)), {"key": 128}, 68),
     "index 256": (index_stream(256, CacheDtypes(indexer=FP8)), {"key": 256}, 256 + 8),
     "index bf16": (index_stream(128, CacheDtypes()), {"key": 128}, 256),
-    "compressor": (compressor_stream("s", 32, Tail(ratio=4, overlap=4), CacheDtypes(kv=FP8)), {"kv": 64, "gate": 64}, 512),
+    "compressor": (
+        compressor_stream("s", 32, Tail(ratio=4, overlap=4), CacheDtypes(kv=FP8)),
+        {"kv": 64, "gate": 64},
+        512,
+    ),
 }
-QUANTISED = [name for name, (stream, _, _) in STREAMS.items() if any(f.name == "scale" for f in stream.fields)]
+QUANTISED = [
+    name
+    for name, (stream, _, _) in STREAMS.items()
+    if any(f.name == "scale" for f in stream.fields)
+]
 
 
 def views(stream: Stream, starts: int = 3, entries: int = 5) -> dict[str, FieldView]:
@@ -60,22 +97,32 @@ def views(stream: Stream, starts: int = 3, entries: int = 5) -> dict[str, FieldV
     for field in stream.fields:
         shape = (starts, 1, entries, *field.shape)
         bytes_ = torch.full((prod(shape) * DTYPE_BYTES[field.dtype],), 0xFF, dtype=torch.uint8)
-        made[field.name] = FieldView(bytes_.view(getattr(torch, field.dtype)).view(shape), headed=False)
+        made[field.name] = FieldView(
+            bytes_.view(getattr(torch, field.dtype)).view(shape), headed=False
+        )
     return made
 
 
-def entries(parts: dict[str, int], *shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+def entries(
+    parts: dict[str, int], *shape: int, seed: int = 0, dtype: torch.dtype = torch.float32
+) -> dict[str, Tensor]:
     """Normal numbers whose sizes differ a lot from entry to entry and a little within one."""
     rng = torch.Generator().manual_seed(seed)
     sizes = torch.exp(3 * torch.randn((*shape, 1), generator=rng))
-    return {n: (sizes * torch.randn((*shape, s), generator=rng)).to(dtype) for n, s in parts.items()}
+    return {
+        n: (sizes * torch.randn((*shape, s), generator=rng)).to(dtype) for n, s in parts.items()
+    }
 
 
 def raw(stored: dict[str, Tensor]) -> dict[str, list[int]]:
-    return {name: kept.contiguous().view(torch.uint8).flatten().tolist() for name, kept in stored.items()}
+    return {
+        name: kept.contiguous().view(torch.uint8).flatten().tolist()
+        for name, kept in stored.items()
+    }
 
 
-# The slow reference -----------------------------------------------------------------------------------------------------------
+# The slow reference
+# --------------------------------------------------------------------------------------------------
 
 
 def grid(exponents: int, mantissas: int, bias: int) -> list[Fraction]:
@@ -84,12 +131,16 @@ def grid(exponents: int, mantissas: int, bias: int) -> list[Fraction]:
     for code in range(1 << exponents + mantissas):
         exponent, mantissa = divmod(code, 1 << mantissas)
         fraction = Fraction(mantissa, 1 << mantissas)
-        values.append((fraction * 2 if exponent == 0 else 1 + fraction) * Fraction(2) ** (exponent - bias))
+        values.append(
+            (fraction * 2 if exponent == 0 else 1 + fraction) * Fraction(2) ** (exponent - bias)
+        )
     return values
 
 
 def nearest(value: Fraction, values: list[Fraction]) -> int:
-    """The code nearest to a non-negative value, an even one where two are; the last is 'more than that'."""
+    """The code nearest to a non-negative value, an even one where two are; the last is 'more than
+    that'.
+    """
     place = bisect_left(values, value)
     if place == 0 or place == len(values):
         return min(place, len(values) - 1)
@@ -100,11 +151,15 @@ def nearest(value: Fraction, values: list[Fraction]) -> int:
 FP8_GRID = grid(4, 3, 7)
 FP4_GRID = [*grid(2, 1, 1), Fraction(8)]
 CASES = {FP8: (FP8_GRID, 126, 0x80), FP4: (FP4_GRID, 7, 8)}
-"""Values by code, the largest code that is a number, the sign's bit. One more code stands for what is too large."""
+"""Values by code, the largest code that is a number, the sign's bit. One more code stands for what
+is too large.
+"""
 
 
 def slow_block(block: list[float], dtype: str) -> tuple[list[int], int]:
-    """Codes of one block and its scale's exponent: the smallest with which no element rounds to more than there is."""
+    """Codes of one block and its scale's exponent: the smallest with which no element rounds to
+    more than there is.
+    """
     values, last, sign = CASES[dtype]
     exact = [Fraction(value) for value in block]
     largest = max(map(abs, exact))
@@ -120,10 +175,14 @@ def slow_block(block: list[float], dtype: str) -> tuple[list[int], int]:
 
 def slow_values(codes: list[int], exponent: int, dtype: str) -> list[float]:
     values, _, sign = CASES[dtype]
-    return [float((-1 if code & sign else 1) * values[code & (sign - 1)] * Fraction(2) ** exponent) for code in codes]
+    return [
+        float((-1 if code & sign else 1) * values[code & (sign - 1)] * Fraction(2) ** exponent)
+        for code in codes
+    ]
 
 
-# Formats ----------------------------------------------------------------------------------------------------------------------
+# Formats
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", STREAMS)
@@ -133,9 +192,14 @@ def test_entries_have_the_bytes_that_their_layout_says(name: str) -> None:
     stored = encode(entries(parts, 2, 3), fields)
     assert stored.keys() == fields.keys()
     assert all(
-        kept.dtype == fields[n].data.dtype and kept.shape == (2, 3, *fields[n].data.shape[3:]) for n, kept in stored.items()
+        kept.dtype == fields[n].data.dtype and kept.shape == (2, 3, *fields[n].data.shape[3:])
+        for n, kept in stored.items()
     )
-    assert sum(kept[0, 0].numel() * kept.element_size() for kept in stored.values()) == size == stream.entry_bytes
+    assert (
+        sum(kept[0, 0].numel() * kept.element_size() for kept in stored.values())
+        == size
+        == stream.entry_bytes
+    )
 
 
 @pytest.mark.parametrize(
@@ -156,7 +220,11 @@ def test_codes_and_scales_are_those_of_the_slow_reference(
     entry = entries(parts, 40, seed=3)
     stored = encode(entry, views(stream))
     whole = hadamard(entry[part]) if part == "key" else entry[part]
-    kept = whole[:, : stream.fields[[f.name for f in stream.fields].index(part)].shape[0] * (2 if dtype == FP4 else 1)]
+    kept = whole[
+        :,
+        : stream.fields[[f.name for f in stream.fields].index(part)].shape[0]
+        * (2 if dtype == FP4 else 1),
+    ]
     found = stored[part].view(torch.uint8)
     codes = torch.stack((found & 15, found >> 4), -1).flatten(-2) if dtype == FP4 else found
     back = decode(stored, dtype=torch.float32)[part]
@@ -175,7 +243,11 @@ def test_codes_and_scales_are_those_of_the_slow_reference(
 def test_every_number_between_codes_rounds_to_the_nearest(dtype: str) -> None:
     values, last, _ = CASES[dtype]
     middles = [(a + b) / 2 for a, b in zip(values[:last], values[1 : last + 1], strict=True)]
-    tried = [float(v) * (1 + nudge) for v in (*values[: last + 1], *middles) for nudge in (0, 2**-20, -(2**-20))]
+    tried = [
+        float(v) * (1 + nudge)
+        for v in (*values[: last + 1], *middles)
+        for nudge in (0, 2**-20, -(2**-20))
+    ]
     tried = [*tried, *(-value for value in tried)]
     limit = float(values[last])
     # Every block begins with the largest value, so that its scale is 1.
@@ -190,7 +262,9 @@ def test_every_number_between_codes_rounds_to_the_nearest(dtype: str) -> None:
         else:
             entry = {"latent": torch.tensor(row).repeat(4), "rope": torch.zeros(64)}
             given = entry["latent"].tolist()[: width + 1]
-        back = next(iter(decode(encode(entry, views(stream)), dtype=torch.float32).values())).tolist()
+        back = next(
+            iter(decode(encode(entry, views(stream)), dtype=torch.float32).values())
+        ).tolist()
         assert back[: width + 1] == slow_values(*slow_block(given, dtype), dtype)
 
 
@@ -204,12 +278,16 @@ def test_what_is_rotated_and_plain_parts_are_casts() -> None:
 
 
 def test_fp8_without_scales_saturates() -> None:
-    stored = encode({"latent": torch.full((512,), 1e4), "rope": torch.full((64,), -1e4)}, views(STREAMS["latent 576"][0]))
+    stored = encode(
+        {"latent": torch.full((512,), 1e4), "rope": torch.full((64,), -1e4)},
+        views(STREAMS["latent 576"][0]),
+    )
     assert stored["latent"].float().unique().tolist() == [448.0]
     assert stored["rope"].float().unique().tolist() == [-448.0]
 
 
-# What codecs promise ----------------------------------------------------------------------------------------------------------
+# What codecs promise
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -255,7 +333,10 @@ def test_no_size_is_too_small_or_too_large(name: str, size: float) -> None:
     stream, parts, _ = STREAMS[name]
     fields = views(stream)
     # A rotation adds all elements up.
-    entry = {part: torch.full((2, width), size / (width if part == "key" else 1)) for part, width in parts.items()}
+    entry = {
+        part: torch.full((2, width), size / (width if part == "key" else 1))
+        for part, width in parts.items()
+    }
     back = decode(encode(entry, fields), dtype=torch.float32)
     assert all(torch.isfinite(values).all() for part, values in back.items() if part != "rope")
     if size == 0.0:
@@ -291,16 +372,22 @@ def test_fields_in_pages_give_back_what_was_written(name: str) -> None:
         fields[field].write(pages, rows, kept[:, None])
     taken = {field: view.take(pages, rows) for field, view in fields.items()}
     assert raw(taken) == raw(stored)
-    again = decode({field: view.take(pages.view(2, 2), rows.view(2, 2)) for field, view in fields.items()}, dtype=torch.float32)
+    again = decode(
+        {field: view.take(pages.view(2, 2), rows.view(2, 2)) for field, view in fields.items()},
+        dtype=torch.float32,
+    )
     assert all(torch.equal(again[part].flatten(0, 1), entry[part]) for part in entry)
 
 
-# Rotation ---------------------------------------------------------------------------------------------------------------------
+# Rotation
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [1, 2, 16, 128])
 def test_the_rotation_is_sylvesters_matrix(size: int) -> None:
-    matrix = torch.tensor([[(-1.0) ** (row & column).bit_count() for column in range(size)] for row in range(size)])
+    matrix = torch.tensor(
+        [[(-1.0) ** (row & column).bit_count() for column in range(size)] for row in range(size)]
+    )
     values = torch.randn(5, size, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(hadamard(values), values @ matrix / size**0.5, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(hadamard(hadamard(values)), values, rtol=1e-5, atol=1e-6)

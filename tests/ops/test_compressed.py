@@ -1,4 +1,6 @@
-"""Attention over windows and compressed entries: any tiling and any way of reading gives the same, and little is read."""
+"""Attention over windows and compressed entries: any tiling and any way of reading gives the same,
+and little is read.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ SPARSE, HEAVY = V4CompressedSparse.examples()[0], V4HeavilyCompressed.examples()
 
 def hidden_of(length: int, seed: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(length, SPARSE.attention.hidden_size, generator=generator, dtype=torch.float64)
+    return torch.randn(
+        length, SPARSE.attention.hidden_size, generator=generator, dtype=torch.float64
+    )
 
 
 @pytest.mark.parametrize("kind", [SPARSE, HEAVY], ids=["sparse", "heavy"])
@@ -34,7 +38,9 @@ def hidden_of(length: int, seed: int) -> torch.Tensor:
     ids=str,
 )
 def test_sizes_of_tiles_change_nothing(
-    kind: V4CompressedSparse | V4HeavilyCompressed, sizes: dict[str, int], monkeypatch: pytest.MonkeyPatch
+    kind: V4CompressedSparse | V4HeavilyCompressed,
+    sizes: dict[str, int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name, value in sizes.items():
         monkeypatch.setattr(compressed, name, value)
@@ -50,11 +56,17 @@ def test_sizes_of_tiles_change_nothing(
             parts.append((request, part[done : done + length]))
         places = [(request, bench.maker.computed[request]) for request, _ in parts]
         for (request, done), out in zip(places, bench.run(parts), strict=True):
-            torch.testing.assert_close(out, expected[request][done : done + len(out)], atol=2e-5, rtol=2e-5)
+            torch.testing.assert_close(
+                out, expected[request][done : done + len(out)], atol=2e-5, rtol=2e-5
+            )
 
 
-def test_decoding_reads_as_many_entries_whatever_the_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of entries a decode reads those that were chosen, of the window its own length, whatever has been computed before."""
+def test_decoding_reads_as_many_entries_whatever_the_length(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of entries a decode reads those that were chosen, of the window its own length, whatever has
+    been computed before.
+    """
     kind = replace(SPARSE, attention=replace(SPARSE.attention, window=8))
     read: dict[int, list[int]] = {}
     for length in (60, 240):
@@ -98,4 +110,6 @@ def test_a_choice_is_the_same_in_any_company(monkeypatch: pytest.MonkeyPatch) ->
     bench.run([(0, hidden_of(1, 5)), (1, hidden_of(1, 6))])
     assert found[-1].tolist() == [list(range(SPARSE.index_topk))] * 2
     assert found[0][43].tolist() == list(range(SPARSE.index_topk))
-    assert found[0][11].tolist() == [0, 1, 2, -1, -1], "entries closed by the token itself are seen, later ones are not"
+    assert found[0][11].tolist() == [0, 1, 2, -1, -1], (
+        "entries closed by the token itself are seen, later ones are not"
+    )

@@ -25,7 +25,10 @@ def plain_scores(q: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
         row = []
         for key in keys if keys.dim() == 2 else keys[query]:
             row.append(
-                sum(float(w) * max(0.0, float(vector @ key)) for w, vector in zip(weights[query], q[query], strict=True))
+                sum(
+                    float(w) * max(0.0, float(vector @ key))
+                    for w, vector in zip(weights[query], q[query], strict=True)
+                )
             )
         rows.append(row)
     return torch.tensor(rows, dtype=torch.float64)
@@ -53,14 +56,18 @@ def test_scores_are_wide_whatever_the_cache_keeps() -> None:
     q, weights, keys = parts(2, 3, 4, 9, 1)
     narrow = index_scores(q.bfloat16(), weights.bfloat16(), keys.bfloat16())
     assert narrow.dtype == torch.float32
-    wide = plain_scores(q.bfloat16().double(), weights.bfloat16().double(), keys.bfloat16().double())
+    wide = plain_scores(
+        q.bfloat16().double(), weights.bfloat16().double(), keys.bfloat16().double()
+    )
     torch.testing.assert_close(narrow.double(), wide, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("k", [1, 2, 5, 16, 17, 40])
 @pytest.mark.parametrize("values", [1, 2, 3, 1000])
 def test_ties_go_to_the_lowest_number(k: int, values: int) -> None:
-    """With few different scores nearly all are ties; the same entries are chosen however many there are behind them."""
+    """With few different scores nearly all are ties; the same entries are chosen however many there
+    are behind them.
+    """
     generator = torch.Generator().manual_seed(k)
     scores = torch.randint(values, (60, 17), generator=generator).float()
     visible = torch.randint(1, 18, (60,), generator=generator)
@@ -68,11 +75,15 @@ def test_ties_go_to_the_lowest_number(k: int, values: int) -> None:
     assert choose(scores.clone(), visible, k).tolist() == expected
     longer = torch.cat((scores, torch.full((60, 9), float("nan"))), dim=1)
     found = choose(longer, visible, k).tolist()
-    assert [[n for n in row if n >= 0] for row in found] == [[n for n in row if n >= 0] for row in expected]
+    assert [[n for n in row if n >= 0] for row in found] == [
+        [n for n in row if n >= 0] for row in expected
+    ]
 
 
 def test_zeros_that_the_relu_makes_are_equal_whatever_their_sign() -> None:
-    """Two negative products of weights of either sign: 0 and -0 score alike, so positions decide."""
+    """Two negative products of weights of either sign: 0 and -0 score alike, so positions
+    decide.
+    """
     q, keys = torch.ones(1, 1, 1), torch.tensor([[-1.0], [-2.0], [-3.0], [4.0]])
     for weight in (1.0, -1.0):
         scores = index_scores(q, torch.tensor([[weight]]), keys)
@@ -87,7 +98,9 @@ def test_queries_in_any_tiles_choose_alike(monkeypatch: pytest.MonkeyPatch, tile
     visible = torch.arange(12, 31)
     expected = plain_choice(plain_scores(q, weights, keys), visible, 6)
     assert select(q, weights, keys, visible, 6).tolist() == expected
-    assert select(q, weights, keys, visible, 30).tolist() == plain_choice(plain_scores(q, weights, keys), visible, 30)
+    assert select(q, weights, keys, visible, 30).tolist() == plain_choice(
+        plain_scores(q, weights, keys), visible, 30
+    )
 
 
 def test_no_query_sees_what_lies_behind_it() -> None:
@@ -97,4 +110,7 @@ def test_no_query_sees_what_lies_behind_it() -> None:
     expected = select(q, weights, keys, visible, 4)
     keys[15:] = float("nan")
     assert select(q, weights, keys, visible, 4).tolist() == expected.tolist()
-    assert choose(index_scores(q, weights, keys.expand(3, -1, -1)), visible, 4).tolist() == expected.tolist()
+    assert (
+        choose(index_scores(q, weights, keys.expand(3, -1, -1)), visible, 4).tolist()
+        == expected.tolist()
+    )

@@ -1,4 +1,5 @@
-"""Latent attention over pages, in every way and any tiles, against one query and head at a time; and what it reads.
+"""Latent attention over pages, in every way and any tiles, against one query and head at a time;
+and what it reads.
 
 Everything outside the stored entries is NaN.
 """
@@ -25,7 +26,13 @@ from tests.runner.plans import Chunk
 HEADS, RANK, ROPE, NOPE, VALUE = 3, 24, 8, 12, 10
 KIND = MultiHeadLatent(
     latent=LatentParams(
-        hidden_size=16, num_heads=HEADS, kv_lora_rank=RANK, rope_dim=ROPE, nope_dim=NOPE, value_dim=VALUE, q_lora_rank=None
+        hidden_size=16,
+        num_heads=HEADS,
+        kv_lora_rank=RANK,
+        rope_dim=ROPE,
+        nope_dim=NOPE,
+        value_dim=VALUE,
+        q_lora_rank=None,
     )
 )
 CONTEXTS = ((0, 9), (37, 1), (30, 6), (33, 1), (5, 17), (0, 1))
@@ -47,17 +54,34 @@ class Scene:
         self.bench = Bench(KIND, (4,), requests=len(self.contexts), shuffle=3)
         lengths = [start + count for start, count in self.contexts]
         # As float32, as the cache holds them.
-        self.latents = [random(length, RANK, seed=i).float().double() for i, length in enumerate(lengths)]
-        self.ropes = [random(length, ROPE, seed=50 + i).float().double() for i, length in enumerate(lengths)]
-        self.heads = Heads(up=random(HEADS, NOPE + VALUE, RANK, seed=99) * RANK**-0.5, nope=NOPE, scale=0.3)
+        self.latents = [
+            random(length, RANK, seed=i).float().double() for i, length in enumerate(lengths)
+        ]
+        self.ropes = [
+            random(length, ROPE, seed=50 + i).float().double() for i, length in enumerate(lengths)
+        ]
+        self.heads = Heads(
+            up=random(HEADS, NOPE + VALUE, RANK, seed=99) * RANK**-0.5, nope=NOPE, scale=0.3
+        )
         before = [(i, 0, start) for i, (start, _) in enumerate(self.contexts) if start]
         self.step([(i, first, last) for i, first, last in before])
         self.bench.poison()
         count = sum(count for _, count in self.contexts)
-        places = [(i, start + offset) for i, (start, length) in enumerate(self.contexts) for offset in range(length)]
+        places = [
+            (i, start + offset)
+            for i, (start, length) in enumerate(self.contexts)
+            for offset in range(length)
+        ]
         self.places, self.requests = places, torch.tensor([i for i, _ in places])
-        self.plain, self.rotated = random(count, HEADS, NOPE, seed=7), random(count, HEADS, ROPE, seed=8)
-        self.chosen = None if self.k is None else torch.stack([self.choice(place, self.k) for _, place in places])
+        self.plain, self.rotated = (
+            random(count, HEADS, NOPE, seed=7),
+            random(count, HEADS, ROPE, seed=8),
+        )
+        self.chosen = (
+            None
+            if self.k is None
+            else torch.stack([self.choice(place, self.k) for _, place in places])
+        )
 
     def choice(self, place: int, k: int) -> Tensor:
         """Random tokens up to ``place``, ascending, -1 behind them."""
@@ -70,35 +94,54 @@ class Scene:
         plan = self.bench.maker.plan([Chunk(i, [0] * (last - first)) for i, first, last in parts])
         view = self.bench.caches(plan)["latent"]
         latent = torch.cat([self.latents[i][first:last] for i, first, last in parts])
-        keep(view, latent=latent, rope=torch.cat([self.ropes[i][first:last] for i, first, last in parts]))
+        keep(
+            view,
+            latent=latent,
+            rope=torch.cat([self.ropes[i][first:last] for i, first, last in parts]),
+        )
         return view
 
     def own(self) -> CacheView:
         """The step whose queries are asked."""
-        return self.step([(i, start, start + count) for i, (start, count) in enumerate(self.contexts)])
+        return self.step(
+            [(i, start, start + count) for i, (start, count) in enumerate(self.contexts)]
+        )
 
     def attend(self, view: CacheView) -> Tensor:
-        queries = Queries(plain=self.plain, rotated=self.rotated, requests=self.requests, chosen=self.chosen)
+        queries = Queries(
+            plain=self.plain, rotated=self.rotated, requests=self.requests, chosen=self.chosen
+        )
         return latent_attend(queries, view, self.heads)
 
     def expected(self) -> Tensor:
         out = torch.zeros(len(self.places), HEADS, VALUE, dtype=torch.float64)
         for query, (request, place) in enumerate(self.places):
-            seen = list(range(place + 1)) if self.chosen is None else [n for n in self.chosen[query].tolist() if n >= 0]
+            seen = (
+                list(range(place + 1))
+                if self.chosen is None
+                else [n for n in self.chosen[query].tolist() if n >= 0]
+            )
             for head in range(HEADS):
                 made = self.latents[request][seen] @ self.heads.up[head].T
-                scores = made[:, :NOPE] @ self.plain[query, head] + self.ropes[request][seen] @ self.rotated[query, head]
+                scores = (
+                    made[:, :NOPE] @ self.plain[query, head]
+                    + self.ropes[request][seen] @ self.rotated[query, head]
+                )
                 out[query, head] = torch.softmax(scores * self.heads.scale, dim=0) @ made[:, NOPE:]
         return out
 
 
 CHOICES = (1, 5, 12, 60)
-WAYS = [(way, k) for way in ("expand", "absorb") for k in (None, *CHOICES)] + [("gather", k) for k in CHOICES]
+WAYS = [(way, k) for way in ("expand", "absorb") for k in (None, *CHOICES)] + [
+    ("gather", k) for k in CHOICES
+]
 
 
 @pytest.mark.parametrize(("way", "k"), WAYS)
 @pytest.mark.parametrize("tile", [1, 1 << 20])
-def test_every_way_is_the_same(monkeypatch: pytest.MonkeyPatch, way: str, k: int | None, tile: int) -> None:
+def test_every_way_is_the_same(
+    monkeypatch: pytest.MonkeyPatch, way: str, k: int | None, tile: int
+) -> None:
     for name in ("TILE_EXPANDED", "TILE_GATHERED", "TILE_SCORES"):
         monkeypatch.setattr(module, name, tile)
     monkeypatch.setattr(module, "way_of", lambda *_, **__: way)
@@ -108,7 +151,9 @@ def test_every_way_is_the_same(monkeypatch: pytest.MonkeyPatch, way: str, k: int
 
 @pytest.mark.parametrize("k", [None, 5])
 @pytest.mark.parametrize("piece", [1, 24, 4096])
-def test_the_way_that_is_least_work_is_the_same_too(monkeypatch: pytest.MonkeyPatch, piece: int, k: int | None) -> None:
+def test_the_way_that_is_least_work_is_the_same_too(
+    monkeypatch: pytest.MonkeyPatch, piece: int, k: int | None
+) -> None:
     monkeypatch.setattr(entries, "PIECE_TOKENS", piece)
     scene = Scene(k=k)
     torch.testing.assert_close(scene.attend(scene.own()), scene.expected(), rtol=1e-9, atol=1e-9)
@@ -130,13 +175,22 @@ V3 = Heads(up=torch.empty(1, 256, 512), nope=128, scale=1.0)
 
 
 def test_which_way_is_least_work() -> None:
-    """The sizes of DeepSeek-V3: chunks of a long prompt, whole prompts, single tokens; and of V3.2 with 2,048 chosen."""
+    """The sizes of DeepSeek-V3: chunks of a long prompt, whole prompts, single tokens; and of V3.2
+    with 2,048 chosen.
+    """
 
     def way(queries: int, start: int, chosen: int | None = None) -> str:
         return way_of(V3, queries=queries, start=start, chosen=chosen, rope=64)
 
-    assert [way(queries, 1 << 20) for queries in (1, 170, 171, 2048)] == ["absorb", "absorb", "expand", "expand"]
-    assert [way(queries, 0) for queries in (2, 16, 4096)] == ["expand"] * 3, "keys of own tokens only are few"
+    assert [way(queries, 1 << 20) for queries in (1, 170, 171, 2048)] == [
+        "absorb",
+        "absorb",
+        "expand",
+        "expand",
+    ]
+    assert [way(queries, 0) for queries in (2, 16, 4096)] == ["expand"] * 3, (
+        "keys of own tokens only are few"
+    )
     assert way(2048, 4900, 2048) == "expand" and way(2048, 5000, 2048) == "gather"
     assert [way(queries, 1 << 17, 2048) for queries in (1, 100, 2048)] == ["gather"] * 3
     assert way(1, 2000, 2048) == "absorb", "all are chosen"
@@ -163,7 +217,9 @@ def counting(field: FieldView, read: list[int]) -> FieldView:
 def test_sparse_reads_do_not_grow_with_the_context(contexts: tuple[tuple[int, int], ...]) -> None:
     scene, read = Scene(contexts=contexts, k=5), list[int]()
     view = scene.own()
-    scene.attend(replace(view, fields={name: counting(field, read) for name, field in view.fields.items()}))
+    scene.attend(
+        replace(view, fields={name: counting(field, read) for name, field in view.fields.items()})
+    )
     assert sum(read) == len(scene.places) * 5 * (RANK + ROPE)
 
 
@@ -174,5 +230,9 @@ def test_entries_that_are_not_chosen_are_not_even_read() -> None:
     pages, rows = view.batch.locate(torch.zeros(61, dtype=torch.int64), torch.arange(61))
     lost = torch.ones(61, dtype=torch.bool).index_fill_(0, scene.chosen[0], False)
     for field in view.fields.values():
-        field.write(pages[lost], rows[lost], torch.full((int(lost.sum()), 1, field.data.shape[-1]), float("nan")))
+        field.write(
+            pages[lost],
+            rows[lost],
+            torch.full((int(lost.sum()), 1, field.data.shape[-1]), float("nan")),
+        )
     torch.testing.assert_close(scene.attend(view), expected, rtol=1e-9, atol=1e-9)

@@ -25,5 +25,9 @@ def model_of(name: str, **dtypes: str) -> Model:
 def layout_of(model: Model, *, memory: int = 80 * GIB, profile: Profile = GPU) -> CacheLayout:
     spec = model.spec
     return solve_layout(
-        model.groups, arena_bytes=memory, profile=profile, hash_unit=spec.hash_unit, max_model_len=spec.max_model_len
+        model.groups,
+        arena_bytes=memory,
+        profile=profile,
+        hash_unit=spec.hash_unit,
+        max_model_len=spec.max_model_len,
     )

@@ -1,7 +1,8 @@
-"""Planned is held: the real cache manager, and the real scheduler, admit exactly as many requests as were planned.
+"""Planned is held: the real cache manager, and the real scheduler, admit exactly as many requests
+as were planned.
 
-The whole matrix of configs and lengths is ``benchmarks/plan_capacity.py``; here are those that cross every law, in arenas small
-enough to be quick.
+The whole matrix of configs and lengths is ``benchmarks/plan_capacity.py``; here are those that
+cross every law, in arenas small enough to be quick.
 """
 
 from __future__ import annotations
@@ -24,14 +25,23 @@ from octavo.sim.model import ZOO, ToyGroup, toy_layout
 from octavo.spec.law import Law
 from tests.plan.configs import GIB, NAMES, layout_of, model_of
 
-EVERY_LAW = ("gemma-3-27b", "llama-4-scout", "jamba-1.5-mini", "deepseek-v4-flash", "deepseek-v3.2", "gemma-4-e4b")
+EVERY_LAW = (
+    "gemma-3-27b",
+    "llama-4-scout",
+    "jamba-1.5-mini",
+    "deepseek-v4-flash",
+    "deepseek-v3.2",
+    "gemma-4-e4b",
+)
 LENGTHS = (4096, 32768, 131072, 1048576)
 
 
 @pytest.mark.parametrize("name", EVERY_LAW)
 @pytest.mark.parametrize(("tokens", "memory"), [(4096 - 37, 4), (32768 + 91, 12)])
 @pytest.mark.parametrize("caching", [False, True])
-def test_the_cache_holds_what_was_planned(name: str, tokens: int, memory: int, caching: bool) -> None:
+def test_the_cache_holds_what_was_planned(
+    name: str, tokens: int, memory: int, caching: bool
+) -> None:
     layout = layout_of(model_of(name), memory=memory * GIB)
     planned = requests_that_fit(layout, tokens)
     held = admit_until_refused(layout, tokens, chunk=8192, decoded=5, caching=caching)
@@ -41,13 +51,17 @@ def test_the_cache_holds_what_was_planned(name: str, tokens: int, memory: int, c
 
 @pytest.mark.parametrize("name", ["gemma-3-27b", "deepseek-v3.2", "jamba-1.5-mini"])
 def test_pages_charged_are_pages_held(name: str) -> None:
-    held = admit_until_refused(layout_of(model_of(name), memory=8 * GIB), 4096 - 37, chunk=8192, caching=False)
+    held = admit_until_refused(
+        layout_of(model_of(name), memory=8 * GIB), 4096 - 37, chunk=8192, caching=False
+    )
     assert held.held_bytes == held.charged_bytes > 0
 
 
 @pytest.mark.parametrize("name", EVERY_LAW)
 def test_the_scheduler_holds_what_was_planned_and_decodes_them_all(name: str) -> None:
-    """A resume point inside a prompt may keep a request waiting, but only until the step's receipt."""
+    """A resume point inside a prompt may keep a request waiting, but only until the step's
+    receipt.
+    """
     layout = layout_of(model_of(name), memory=8 * GIB)
     tokens, decoded = 4096 - 37, 6
     planned = requests_that_fit(layout, tokens)
@@ -87,18 +101,36 @@ def test_a_request_that_was_planned_to_fit_alone_is_accepted_and_a_longer_one_is
 def toys(draw: st.DrawFn) -> CacheLayout:
     laws: tuple[Law, ...] = draw(st.sampled_from([laws for _, laws in ZOO]))
     unit = draw(st.sampled_from((1, 2, 4)))
-    blocks = st.sampled_from([block for block in (1, 2, 4, 8) if block % unit == 0 or unit % block == 0])
-    groups = [ToyGroup(law=law, block_tokens=draw(blocks), entry_bytes=64 * draw(st.integers(1, 4))) for law in laws]
-    return toy_layout(groups, hash_unit=unit, slab_pages=draw(st.integers(1, 3)), num_slabs=draw(st.integers(8, 60)),
-                      max_model_len=96, slack_units=draw(st.integers(0, 3)))  # fmt: skip
+    blocks = st.sampled_from(
+        [block for block in (1, 2, 4, 8) if block % unit == 0 or unit % block == 0]
+    )
+    groups = [
+        ToyGroup(law=law, block_tokens=draw(blocks), entry_bytes=64 * draw(st.integers(1, 4)))
+        for law in laws
+    ]
+    return toy_layout(
+        groups,
+        hash_unit=unit,
+        slab_pages=draw(st.integers(1, 3)),
+        num_slabs=draw(st.integers(8, 60)),
+        max_model_len=96,
+        slack_units=draw(st.integers(0, 3)),
+    )
 
 
 @settings(max_examples=120, deadline=None)
 @given(layout=toys(), tokens=st.integers(2, 60), chunk=st.integers(1, 40))
-def test_planned_is_held_for_any_laws_and_chunks(layout: CacheLayout, tokens: int, chunk: int) -> None:
-    """Whole prompts: admission charges what is known of a request, not what it may yet generate into further blocks."""
+def test_planned_is_held_for_any_laws_and_chunks(
+    layout: CacheLayout, tokens: int, chunk: int
+) -> None:
+    """Whole prompts: admission charges what is known of a request, not what it may yet generate
+    into further blocks.
+    """
     planned = requests_that_fit(layout, tokens)
-    assert admit_until_refused(layout, tokens, chunk=chunk, decoded=0, caching=False).requests == planned
+    assert (
+        admit_until_refused(layout, tokens, chunk=chunk, decoded=0, caching=False).requests
+        == planned
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -110,5 +142,9 @@ def test_plans_are_near_the_ideal_at_any_alignment(name: str) -> None:
         for tokens in (length - 127, length - 64, length - 63, length - 37, length - 1):
             ideal, planned = memory / ideal_bytes(layout, tokens), requests_that_fit(layout, tokens)
             share = 0.96 if compressed and length == 4096 else 0.98
-            assert planned >= (share * floor(ideal) if ideal >= 50 else floor(ideal) - 1), (tokens, ideal, planned)
+            assert planned >= (share * floor(ideal) if ideal >= 50 else floor(ideal) - 1), (
+                tokens,
+                ideal,
+                planned,
+            )
             assert planned <= ideal

@@ -1,4 +1,6 @@
-"""What a request holds, by kind of memory: the parts are the allocator's bytes, and nothing is missing."""
+"""What a request holds, by kind of memory: the parts are the allocator's bytes, and nothing is
+missing.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,14 @@ TOKENS = 5000 - 3
 
 
 def held(name: str, **dtypes: str) -> tuple[CacheReport, tuple[Held, ...], int]:
-    """A request of ``TOKENS`` computed tokens: its report, its parts, and the bytes that the pool counts as held."""
+    """A request of ``TOKENS`` computed tokens: its report, its parts, and the bytes that the pool
+    counts as held.
+    """
     model = model_of(name, **dtypes)
     layout = layout_of(model, memory=4 * GIB)
-    scheduler = Scheduler(layout, max_num_batched_tokens=2048, max_num_seqs=1, enable_prefix_caching=False)
+    scheduler = Scheduler(
+        layout, max_num_batched_tokens=2048, max_num_seqs=1, enable_prefix_caching=False
+    )
     params = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
     scheduler.add(Request(request_id="r", prompt_token_ids=[0] * TOKENS, params=params))
     for _ in range(3):
@@ -32,12 +38,17 @@ def held(name: str, **dtypes: str) -> tuple[CacheReport, tuple[Held, ...], int]:
         assert plan is not None
         scheduler.commit(StepResult(step=plan.step, tokens={"r": 5} if plan.samples[0] else {}))
     pool = scheduler.cache.coordinator.pool
-    units = sum(pool.counts(bucket).held * size for bucket, size in enumerate(layout.arena.page_units))
+    units = sum(
+        pool.counts(bucket).held * size for bucket, size in enumerate(layout.arena.page_units)
+    )
     report = scheduler.cache.report("r")
     return report, held_by_kind(model.spec, layout, report), units * layout.arena.unit_bytes
 
 
-@pytest.mark.parametrize("name", ["deepseek-v4-flash", "deepseek-v3.2", "gemma-3-27b", "jamba-1.5-mini", "qwen3-next-80b-a3b"])
+@pytest.mark.parametrize(
+    "name",
+    ["deepseek-v4-flash", "deepseek-v3.2", "gemma-3-27b", "jamba-1.5-mini", "qwen3-next-80b-a3b"],
+)
 @pytest.mark.parametrize("kv", ["bfloat16", "float8_e4m3fn"])
 def test_parts_add_up_to_what_the_pool_counts(name: str, kv: str) -> None:
     report, parts, counted = held(name, kv=kv)
@@ -49,7 +60,10 @@ def test_parts_add_up_to_what_the_pool_counts(name: str, kv: str) -> None:
 
 def test_streams_of_deepseek_v4() -> None:
     _, parts, _ = held("deepseek-v4-flash", kv="float8_e4m3fn", indexer="float4_e2m1fn_x2")
-    found = {(part.stream, part.stride, part.law): (part.kinds, len(part.layers), part.entries) for part in parts[:-1]}
+    found = {
+        (part.stream, part.stride, part.law): (part.kinds, len(part.layers), part.entries)
+        for part in parts[:-1]
+    }
     assert found == {
         ("window", 1, "window 128"): (("v4_window", "v4_csa", "v4_hca"), 43, 127),
         ("compressed", 4, "everything"): (("v4_csa",), 21, TOKENS // 4),

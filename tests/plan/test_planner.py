@@ -1,4 +1,6 @@
-"""``octavo.plan``: published sizes, the JSON that people script against, shards, dtypes, memory, and wrong input."""
+"""``octavo.plan``: published sizes, the JSON that people script against, shards, dtypes, memory,
+and wrong input.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,13 @@ import pytest
 import octavo
 from octavo.base import CapacityError, ConfigError, OctavoError, UnsupportedError
 from octavo.cache.layout import request_bytes, request_pages
-from octavo.plan.capacity import longest_context, mix_that_fits, pages_fit, requests_that_fit, waste_at
+from octavo.plan.capacity import (
+    longest_context,
+    mix_that_fits,
+    pages_fit,
+    requests_that_fit,
+    waste_at,
+)
 from octavo.plan.gpus import CACHE_SHARE, GPUS, weight_bits
 from octavo.plan.planner import plan
 from octavo.plan.report import Plan
@@ -32,16 +40,31 @@ def at_a_million(name: str, **dtypes: str) -> Plan:
 
 def test_published_sizes_of_deepseek() -> None:
     pro, flash, v32 = (at_a_million(f"deepseek-{name}") for name in ("v4-pro", "v4-flash", "v3.2"))
-    assert (pro.slope_bytes_per_token, flash.slope_bytes_per_token, v32.slope_bytes_per_token) == (9848, 6880, 85888)
+    assert (pro.slope_bytes_per_token, flash.slope_bytes_per_token, v32.slope_bytes_per_token) == (
+        9848,
+        6880,
+        85888,
+    )
     growing = [each.bytes_at[MILLION].growing / GIB for each in (pro, flash, v32)]
     assert [round(each, 3) for each in growing] == [9.617, 6.719, 83.875]
     assert round(growing[2] / growing[0], 2) == 8.72
-    small = [at_a_million(f"deepseek-v4-{name}", kv_dtype="fp8", indexer_dtype="fp4") for name in ("pro", "flash")]
+    small = [
+        at_a_million(f"deepseek-v4-{name}", kv_dtype="fp8", indexer_dtype="fp4")
+        for name in ("pro", "flash")
+    ]
     assert [round(each.bytes_at[MILLION].growing / GIB, 2) for each in small] == [4.91, 3.43]
-    entries = {stream.bytes_per_entry for each in small for layer in each.layers for stream in layer.streams}
+    entries = {
+        stream.bytes_per_entry
+        for each in small
+        for layer in each.layers
+        for stream in layer.streams
+    }
     assert {584, 68} <= entries
     v32 = plan(path_of("deepseek-v3.2"), kv_dtype="fp8")
-    assert {stream.bytes_per_entry for layer in v32.layers for stream in layer.streams} == {656, 132}
+    assert {stream.bytes_per_entry for layer in v32.layers for stream in layer.streams} == {
+        656,
+        132,
+    }
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -51,13 +74,22 @@ def test_every_config_is_planned_consistently(name: str) -> None:
     layout = layout_of(model_of(name))
     at = made.bytes_at[context]
     assert at.allocated == request_bytes(layout, context) >= at.ideal >= at.growing + at.bounded
-    assert made.waste.total == made.memory.cache and made.waste.needed == made.requests_that_fit * at.ideal
+    assert (
+        made.waste.total == made.memory.cache
+        and made.waste.needed == made.requests_that_fit * at.ideal
+    )
     assert all(value >= 0 for value in asdict(made.waste).values())
     assert made.requests_that_fit == requests_that_fit(layout, context)
     assert 0 <= at.bounded <= made.fixed_bytes_per_request
-    kept = [(stream.entries * stream.bytes_per_entry) for layer in made.layers for stream in layer.streams]
+    kept = [
+        (stream.entries * stream.bytes_per_entry)
+        for layer in made.layers
+        for stream in layer.streams
+    ]
     assert sum(kept) == at.growing + at.bounded
-    assert {index for group in made.groups for index in group.layers} == {each.index for each in made.layers if each.streams}
+    assert {index for group in made.groups for index in group.layers} == {
+        each.index for each in made.layers if each.streams
+    }
     assert max(sum(column) for column in zip(*made.curves.values(), strict=True)) > 0
     assert made.uniform is not None and made.uniform.bytes >= at.growing
 
@@ -67,21 +99,33 @@ def test_layers_say_what_decides_them() -> None:
     near, far = made.layers[4], made.layers[5]
     assert (near.kind, far.kind) == ("sliding", "full")
     said = {decision.field: decision.value for decision in near.decided_by}
-    assert said == {"layer_types[4]": "sliding_attention", "sliding_window": 1024, "head_dim": 128, "num_key_value_heads": 16}
+    assert said == {
+        "layer_types[4]": "sliding_attention",
+        "sliding_window": 1024,
+        "head_dim": 128,
+        "num_key_value_heads": 16,
+    }
     assert "sliding_window" not in {decision.field for decision in far.decided_by}
-    assert [decision.given for decision in near.decided_by if decision.field == "layer_types[4]"] == [False]
+    assert [
+        decision.given for decision in near.decided_by if decision.field == "layer_types[4]"
+    ] == [False]
     shared = plan(path_of("gemma-3n-e4b")).layers[-1]
     assert shared.shares is not None and not shared.streams
 
 
 def test_json_has_the_documented_names() -> None:
-    made = plan(path_of("gemma-3-27b"), context=32768, vs=("uniform", "vllm"), mix={4096: 3, 32768: 1})
+    made = plan(
+        path_of("gemma-3-27b"), context=32768, vs=("uniform", "vllm"), mix={4096: 3, 32768: 1}
+    )
     values = json.loads(json.dumps(made.to_json()))
     assert {"index", "kind", "streams"} <= set(values["layers"][0])
     assert {"name", "law", "stride", "bytes_per_entry"} <= set(values["layers"][0]["streams"][0])
     assert {"law", "block_tokens", "page_bytes", "layers"} <= set(values["groups"][0])
     at = values["bytes_at"]["32768"]
-    assert (at["ideal"], at["allocated"]) == (made.bytes_at[32768].ideal, made.bytes_at[32768].allocated)
+    assert (at["ideal"], at["allocated"]) == (
+        made.bytes_at[32768].ideal,
+        made.bytes_at[32768].allocated,
+    )
     for name in (
         "slope_bytes_per_token",
         "fixed_bytes_per_request",
@@ -91,7 +135,11 @@ def test_json_has_the_documented_names() -> None:
         "waste",
     ):
         assert values[name] is not None
-    assert values["version"] == 1 and values["requests_that_fit"] == 27 and values["min_hit_tokens"] == 16
+    assert (
+        values["version"] == 1
+        and values["requests_that_fit"] == 27
+        and values["min_hit_tokens"] == 16
+    )
     with pytest.raises(FrozenInstanceError):
         made.context = 1  # type: ignore[misc]
 
@@ -109,14 +157,23 @@ def test_it_is_called_by_the_package_s_name() -> None:
 def test_shards_split_heads_and_replicate_latents() -> None:
     whole, half = (plan(path_of("llama-3.1-8b"), context=4096, tp=tp) for tp in (1, 2))
     assert half.slope_bytes_per_token * 2 == whole.slope_bytes_per_token
-    assert plan(path_of("deepseek-v3"), tp=4).slope_bytes_per_token == plan(path_of("deepseek-v3")).slope_bytes_per_token
-    assert plan(path_of("llama-3.1-8b"), tp=16).slope_bytes_per_token * 8 == whole.slope_bytes_per_token
+    assert (
+        plan(path_of("deepseek-v3"), tp=4).slope_bytes_per_token
+        == plan(path_of("deepseek-v3")).slope_bytes_per_token
+    )
+    assert (
+        plan(path_of("llama-3.1-8b"), tp=16).slope_bytes_per_token * 8
+        == whole.slope_bytes_per_token
+    )
     with pytest.raises(ConfigError, match="tp 3 does not divide num_attention_heads 32"):
         plan(path_of("llama-3.1-8b"), tp=3)
 
 
 def test_dtypes_are_per_stream() -> None:
-    wide, narrow = (plan(path_of("nemotron-h-8b"), context=4096, state_dtype=dtype) for dtype in ("fp32", "bf16"))
+    wide, narrow = (
+        plan(path_of("nemotron-h-8b"), context=4096, state_dtype=dtype)
+        for dtype in ("fp32", "bf16")
+    )
     assert wide.slope_bytes_per_token == narrow.slope_bytes_per_token
     assert wide.fixed_bytes_per_request > 1.8 * narrow.fixed_bytes_per_request
     assert plan(path_of("llama-3.1-8b"), kv_dtype="fp8").slope_bytes_per_token == 65536
@@ -126,16 +183,27 @@ def test_gpus_leave_what_weights_do_not_take() -> None:
     made = plan(path_of("llama-3.1-8b"), gpu="h200", count=8, tp=2, context=4096)
     memory = made.memory
     assert memory.parameters == 8_030_261_248 and memory.weights == 2 * 8_030_261_248
-    assert memory.cache == int((GPUS["h200"] - 8_030_261_248) * CACHE_SHARE) and (memory.tp, memory.replicas) == (2, 4)
+    assert memory.cache == int((GPUS["h200"] - 8_030_261_248) * CACHE_SHARE) and (
+        memory.tp,
+        memory.replicas,
+    ) == (2, 4)
     assert (
-        made.requests_that_fit == 4 * plan(path_of("llama-3.1-8b"), memory=memory.cache, tp=2, context=4096).requests_that_fit
+        made.requests_that_fit
+        == 4
+        * plan(path_of("llama-3.1-8b"), memory=memory.cache, tp=2, context=4096).requests_that_fit
     )
     told = plan(path_of("deepseek-v3"), gpu="h200", count=8, weights="640GiB")
     assert told.memory.tp == 8 and told.memory.weights == 640 * GIB
     with pytest.raises(CapacityError, match="raise count and tp"):
         plan(path_of("deepseek-v3"), gpu="h200", weights="640GiB")
-    assert weight_bits({"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 64}}) == 4.5
-    assert weight_bits({"quantization_config": {"quant_method": "fp8"}}) == 8 and weight_bits({"dtype": "float32"}) == 32
+    assert (
+        weight_bits({"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 64}})
+        == 4.5
+    )
+    assert (
+        weight_bits({"quantization_config": {"quant_method": "fp8"}}) == 8
+        and weight_bits({"dtype": "float32"}) == 32
+    )
     with pytest.raises(UnsupportedError, match="'strange' does not say"):
         weight_bits({"quantization_config": {"quant_method": "strange"}})
 
@@ -168,16 +236,22 @@ def test_longest_context_and_mixes_stand_at_the_border() -> None:
     def together(groups: int) -> list[int]:
         return [groups * (3 * a + b) for a, b in zip(short, long, strict=True)]
 
-    assert pages_fit(layout, together(mix.requests // 4)) and not pages_fit(layout, together(mix.requests // 4 + 1))
+    assert pages_fit(layout, together(mix.requests // 4)) and not pages_fit(
+        layout, together(mix.requests // 4 + 1)
+    )
     assert mix.shares == {4096: 0.75, 32768: 0.25}
     assert requests_that_fit(layout, 32768) < mix.requests < requests_that_fit(layout, 4096)
     assert mix_that_fits(layout, {4096: 5}).requests == requests_that_fit(layout, 4096)
 
 
-@pytest.mark.parametrize("name", ["gemma-3-27b", "jamba-1.5-mini", "deepseek-v4-flash", "llama-4-scout"])
+@pytest.mark.parametrize(
+    "name", ["gemma-3-27b", "jamba-1.5-mini", "deepseek-v4-flash", "llama-4-scout"]
+)
 def test_the_smallest_prefix_that_can_hit_does_and_a_smaller_one_does_not(name: str) -> None:
     least = plan(path_of(name), memory="4GiB").min_hit_tokens
-    scheduler = Scheduler(layout_of(model_of(name), memory=4 * GIB), max_num_batched_tokens=100, max_num_seqs=2)
+    scheduler = Scheduler(
+        layout_of(model_of(name), memory=4 * GIB), max_num_batched_tokens=100, max_num_seqs=2
+    )
     for request, shared in (("first", least), ("hits", least), ("misses", least - 1)):
         asked = make_request(request, [3] * shared + [len(request)] * 9)
         scheduler.add(asked)
@@ -233,7 +307,13 @@ def test_no_torch_and_under_a_second() -> None:
         "assert not {'torch', 'rich', 'transformers'} & set(sys.modules), 'heavy'"
     )
     began = time.perf_counter()
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=CONFIGS.parents[2], check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=CONFIGS.parents[2],
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     # Generous, so that a busy machine does not fail it; alone it is about 0.4 s.
     assert time.perf_counter() - began < 10

@@ -1,4 +1,6 @@
-"""vLLM's rules, re-derived, against figures measured with its own KVCacheManager (version 0.32, 80 GiB, prefix caching on)."""
+"""vLLM's rules, re-derived, against figures measured with its own KVCacheManager (version 0.32, 80
+GiB, prefix caching on).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from tests.plan.configs import FP8, GIB, model_of, path_of
 
 MIB = 2**20
 
-# config, dtypes that the figures were measured with, tokens, planned concurrency, MiB held after three decoded tokens.
+# config, dtypes that the figures were measured with, tokens, planned concurrency, MiB held after
+# three decoded tokens.
 MEASURED = [
     ("llama-3.1-8b", {}, 4096, 160.00, 514.0),
     ("llama-3.1-8b", {}, 131072, 5.00, 16386.0),
@@ -75,8 +78,15 @@ LAYOUTS = [
 def plan_of(name: str, dtypes: dict[str, str], tokens: int, decoded: int):
     model = model_of(name, **dtypes)
     streams = [member.stream for group in model.groups for member in group.members]
-    growing = [member.layer for group in model.groups for member in group.members if member.stream.law.prefix is None]
-    return plan_streams(streams, len(growing) > len(set(growing)), tokens, memory=80 * GIB, decoded=decoded)
+    growing = [
+        member.layer
+        for group in model.groups
+        for member in group.members
+        if member.stream.law.prefix is None
+    ]
+    return plan_streams(
+        streams, len(growing) > len(set(growing)), tokens, memory=80 * GIB, decoded=decoded
+    )
 
 
 @pytest.mark.parametrize(("name", "dtypes", "tokens", "planned", "held"), MEASURED)
@@ -105,16 +115,26 @@ def test_caches_are_dealt_out_to_groups() -> None:
     assert sorted(group.layers for group in groups) == [8, 8, 9, 9, 9, 9, 10]
     assert all(group.page_bytes + group.padded_bytes == 1310720 for group in groups)
     groups = plan_of("deepseek-v4-flash", {"kv": FP8}, 4096, 0).groups
-    assert sorted((group.layers, group.block_tokens) for group in groups) == [(20, 8), (21, 64), (22, 64), (42, 4), (62, 256)]
+    assert sorted((group.layers, group.block_tokens) for group in groups) == [
+        (20, 8),
+        (21, 64),
+        (22, 64),
+        (42, 4),
+        (62, 256),
+    ]
 
 
 def test_where_the_rules_do_not_apply_the_reason_is_said() -> None:
-    wide, odd = (Stream(name="kv", law=law, fields=(Field(name="k", shape=(size,), dtype="uint8"),))
-                 for law, size in ((Everything(), 96), (Window(8), 64)))  # fmt: skip
+    wide, odd = (
+        Stream(name="kv", law=law, fields=(Field(name="k", shape=(size,), dtype="uint8"),))
+        for law, size in ((Everything(), 96), (Window(8), 64))
+    )
     state = replace(odd, law=Snapshot())
     assert "96" in (plan_streams([wide, odd], False, 100, memory=GIB).reason or "")
     assert "states" in (plan_streams([state], False, 100, memory=GIB).reason or "")
-    assert "different sizes" in (plan_streams([state, wide, odd], False, 100, memory=GIB).reason or "")
+    assert "different sizes" in (
+        plan_streams([state, wide, odd], False, 100, memory=GIB).reason or ""
+    )
     assert compare(model_of("mamba-2.8b"), 4096, memory=GIB).resident == 0
 
 

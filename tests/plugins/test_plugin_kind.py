@@ -1,7 +1,8 @@
 """A layer kind from outside: one folder and one family file, and nothing of octavo is edited.
 
-Owns the proof for the sample kind ``echo``: generation, prefix hits, preemption, planner and simulator, and that the
-conformance suite runs for it. What the kind computes is checked by its own slow reference over whole sequences.
+Owns the proof for the sample kind ``echo``: generation, prefix hits, preemption, planner and
+simulator, and that the conformance suite runs for it. What the kind computes is checked by its own
+slow reference over whole sequences.
 """
 
 from __future__ import annotations
@@ -21,7 +22,14 @@ from safetensors.torch import save_file
 
 from octavo import LLM, RequestOutput, SamplingParams
 from octavo.base import CapacityError, UnsupportedError
-from octavo.cache.layout import CPU, CacheLayout, ideal_bytes, request_bytes, request_pages, solve_layout
+from octavo.cache.layout import (
+    CPU,
+    CacheLayout,
+    ideal_bytes,
+    request_bytes,
+    request_pages,
+    solve_layout,
+)
 from octavo.nn.decoder import Decoder, resolve
 from octavo.sched.request import Request
 from octavo.sched.scheduler import Scheduler
@@ -79,42 +87,60 @@ def decoder() -> Decoder:
 
 @torch.no_grad()
 def dense_logits(ids: list[int]) -> torch.Tensor:
-    """[len(ids), vocab] from the kinds' references over the whole sequence: no cache, no pages, no engine."""
+    """[len(ids), vocab] from the kinds' references over the whole sequence: no cache, no pages, no
+    engine.
+    """
     model = decoder()
     hidden = model.model.embed_tokens(torch.tensor(ids))
     for block, layer in zip(model.model.layers, model_spec().layers, strict=True):
         ((mixer, kind),) = layer.mixers
-        hidden = hidden + resolve(kind.reference)(getattr(block, mixer), block.input_layernorm(hidden))
+        hidden = hidden + resolve(kind.reference)(
+            getattr(block, mixer), block.input_layernorm(hidden)
+        )
         hidden = hidden + block.mlp(block.post_attention_layernorm(hidden))
     return model.lm_head(model.model.norm(hidden))
 
 
 @cache
 def greedy_after(prompt: tuple[int, ...], output: tuple[int, ...]) -> tuple[int, ...]:
-    """The dense computation's most likely token after every prefix of ``output``. No rival is near enough to matter."""
+    """The dense computation's most likely token after every prefix of ``output``. No rival is near
+    enough to matter.
+    """
     best = dense_logits([*prompt, *output])[len(prompt) - 1 : -1].topk(2)
-    assert (best.values[:, 0] - best.values[:, 1]).min() > TIE, "a tie says nothing; choose another prompt"
+    assert (best.values[:, 0] - best.values[:, 1]).min() > TIE, (
+        "a tie says nothing; choose another prompt"
+    )
     return tuple(best.indices[:, 0].tolist())
 
 
 @cache
 def prompts() -> tuple[list[int], ...]:
     generator = torch.Generator().manual_seed(11)
-    return tuple(torch.randint(2, VOCAB, (length,), generator=generator).tolist() for length in LENGTHS)
+    return tuple(
+        torch.randint(2, VOCAB, (length,), generator=generator).tolist() for length in LENGTHS
+    )
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("echo")
     (directory / "config.json").write_text(json.dumps(dict(CONFIG)), encoding="utf-8")
-    save_file({name: weight.data for name, weight in decoder().named_parameters()}, directory / "model.safetensors")
+    save_file(
+        {name: weight.data for name, weight in decoder().named_parameters()},
+        directory / "model.safetensors",
+    )
     return directory
 
 
 @pytest.fixture(scope="module")
 def engine(checkpoint: Path) -> Callable[..., LLM]:
     def make(**options: object) -> LLM:
-        given: dict[str, object] = {"kv_memory": "16MiB", "max_model_len": 256, "device": "cpu", "skip_tokenizer_init": True}
+        given: dict[str, object] = {
+            "kv_memory": "16MiB",
+            "max_model_len": 256,
+            "device": "cpu",
+            "skip_tokenizer_init": True,
+        }
         return LLM(checkpoint, dtype="float32", plugins=[tiny_echo], **{**given, **options})  # type: ignore[arg-type]
 
     return make
@@ -130,11 +156,13 @@ def generate(llm: LLM, many: tuple[list[int], ...]) -> list[RequestOutput]:
     return outputs
 
 
-# -- generation ------------------------------------------------------------------------------------------------------------
+# -- generation ------------------------------------------------------------------------------------
 
 
 def test_the_reference_hears_the_opening_and_the_window_only() -> None:
-    """Else equality with it would prove nothing: in a model of echo layers alone, what lies between must not matter."""
+    """Else equality with it would prove nothing: in a model of echo layers alone, what lies between
+    must not matter.
+    """
     layer, kind = decoder().model.layers[0].self_attn, model_spec().layers[0].mixers[0][1]
     hidden = torch.randn(60, 64, generator=torch.Generator().manual_seed(3))
     changed = hidden.clone()
@@ -163,7 +191,9 @@ def test_prefix_hits(engine: Callable[..., LLM], budget: int) -> None:
     llm = engine(max_num_batched_tokens=budget)
     cold, warm = generate(llm, prompts()), generate(llm, prompts())
     assert [output.num_cached_tokens for output in cold] == [0] * len(LENGTHS)
-    assert [output.num_cached_tokens for output in warm] == [(length - 1) // 16 * 16 for length in LENGTHS]
+    assert [output.num_cached_tokens for output in warm] == [
+        (length - 1) // 16 * 16 for length in LENGTHS
+    ]
 
 
 def test_the_next_turn_goes_on_from_the_last(engine: Callable[..., LLM]) -> None:
@@ -184,16 +214,22 @@ def test_preempted(engine: Callable[..., LLM], caching: bool) -> None:
     assert llm.core.scheduler.num_preemptions > 0
 
 
-# -- planner ---------------------------------------------------------------------------------------------------------------
+# -- planner ---------------------------------------------------------------------------------------
 
 
 def layout_for(arena_bytes: int = 4 << 20) -> CacheLayout:
     groups = make_groups(model_spec(), "float32")
-    return solve_layout(groups, arena_bytes=arena_bytes, profile=CPU, hash_unit=16, max_model_len=512)
+    return solve_layout(
+        groups, arena_bytes=arena_bytes, profile=CPU, hash_unit=16, max_model_len=512
+    )
 
 
-def held_at_most(scheduler: Scheduler, prompt: list[int], max_tokens: int) -> tuple[Request, list[int]]:
-    """Run one synthetic request; returns it and the most pages of every bucket that the pool itself counted as taken."""
+def held_at_most(
+    scheduler: Scheduler, prompt: list[int], max_tokens: int
+) -> tuple[Request, list[int]]:
+    """Run one synthetic request; returns it and the most pages of every bucket that the pool itself
+    counted as taken.
+    """
     params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
     request = Request(request_id="r", prompt_token_ids=prompt, params=params)
     scheduler.add(request)
@@ -221,7 +257,9 @@ def test_the_law_alone_decides_groups_and_bytes() -> None:
 @pytest.mark.parametrize("budget", [9, 512])
 def test_planner_numbers_are_what_the_manager_holds(length: int, budget: int) -> None:
     layout = layout_for()
-    scheduler = Scheduler(layout, max_num_batched_tokens=budget, max_num_seqs=1, enable_prefix_caching=False)
+    scheduler = Scheduler(
+        layout, max_num_batched_tokens=budget, max_num_seqs=1, enable_prefix_caching=False
+    )
     request, most = held_at_most(scheduler, [3] * length, 100)
     computed = request.cache_report.tokens
     assert computed == length + 99
@@ -229,7 +267,9 @@ def test_planner_numbers_are_what_the_manager_holds(length: int, budget: int) ->
     assert [group.blocks for group in request.cache_report.groups] == list(pages)
     assert request.cache_report.bytes == request_bytes(layout, computed)
     assert request.cache_report.peak_bytes == request_bytes(layout, computed)
-    assert [most[group.bucket] for group in layout.groups] == list(pages), "the pool counts the same"
+    assert [most[group.bucket] for group in layout.groups] == list(pages), (
+        "the pool counts the same"
+    )
     assert ideal_bytes(layout, computed) <= request_bytes(layout, computed)
 
 
@@ -240,17 +280,26 @@ def test_what_cannot_fit_is_refused_with_the_arithmetic() -> None:
         scheduler.add(Request(request_id="r", prompt_token_ids=[3] * 400, params=params))
 
 
-# -- simulator -------------------------------------------------------------------------------------------------------------
+# -- simulator -------------------------------------------------------------------------------------
 
 
 def echo_world(seed: int) -> World:
-    """A simulated server whose groups have the laws of the sample model, at sizes that a toy arena is in trouble with."""
+    """A simulated server whose groups have the laws of the sample model, at sizes that a toy arena
+    is in trouble with.
+    """
     rng = Random(f"echo/{seed}")
     unit = rng.choice((1, 2, 4))
     laws = [group.law for group in make_groups(model_spec(echo_sinks=3, echo_window=6), "float32")]
-    toys = [ToyGroup(law=law, block_tokens=unit * rng.choice((1, 2, 3)), entry_bytes=64 * rng.choice((1, 2))) for law in laws]
+    toys = [
+        ToyGroup(
+            law=law, block_tokens=unit * rng.choice((1, 2, 3)), entry_bytes=64 * rng.choice((1, 2))
+        )
+        for law in laws
+    ]
     world = World(seed=seed, config="sinks-everything")
-    world.layout = toy_layout(toys, hash_unit=unit, slab_pages=2, num_slabs=rng.choice((24, 60)), max_model_len=48)
+    world.layout = toy_layout(
+        toys, hash_unit=unit, slab_pages=2, num_slabs=rng.choice((24, 60)), max_model_len=48
+    )
     world.scheduler = make_scheduler(world.layout, rng)
     world.runner = FakeRunner(world.layout)
     world.clients = Clients(rng, vocab_size=2, max_model_len=48)
@@ -266,27 +315,34 @@ def test_simulated_trouble_is_survived(seed: int) -> None:
     assert report.finished > 0 and report.entries_read > 0
 
 
-# -- the contract ----------------------------------------------------------------------------------------------------------
+# -- the contract ----------------------------------------------------------------------------------
 
 
 def test_the_conformance_suite_runs_for_it() -> None:
     # Imported here because that module, looking for plugins, imports this one.
     from tests.kinds.test_conformance import EXAMPLES
 
-    assert {str(example.id) for example in EXAMPLES} >= {f"echo-{n}" for n in range(len(tiny_echo.Echo.examples()))}
+    assert {str(example.id) for example in EXAMPLES} >= {
+        f"echo-{n}" for n in range(len(tiny_echo.Echo.examples()))
+    }
 
 
 def test_planning_such_a_model_needs_no_torch() -> None:
     code = "import sys; sys.modules['torch'] = None; from octavo.spec.hf import find_families; "
     code += "print([kind.name for kind in find_families(['tests.plugins.tiny_echo']).kinds])"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert "'echo'" in done.stdout
 
 
 @pytest.mark.parametrize(
     ("change", "field"),
-    [({"echo_window": 0}, "echo_window 0 of layer 0"), ({"layer_types": ["chorus"]}, r"layer_types\[0\] 'chorus'")],
+    [
+        ({"echo_window": 0}, "echo_window 0 of layer 0"),
+        ({"layer_types": ["chorus"]}, r"layer_types\[0\] 'chorus'"),
+    ],
 )
 def test_a_wrong_config_is_refused_by_field(change: dict[str, object], field: str) -> None:
     with pytest.raises(UnsupportedError, match=field):
@@ -302,10 +358,14 @@ def test_the_walk_through_shows_the_real_files() -> None:
     """Every Python block of the document stands word for word in the file named last before it."""
     text = (ROOT / "docs/adding-a-kind.md").read_text(encoding="utf-8")
     shown, file = set(), ""
-    for name, block in re.findall(r"`(tests/plugins/[\w/]+\.py)`|```python\n(.*?)```", text, flags=re.DOTALL):
+    for name, block in re.findall(
+        r"`(tests/plugins/[\w/]+\.py)`|```python\n(.*?)```", text, flags=re.DOTALL
+    ):
         if name:
             file = name
         else:
-            assert block in (ROOT / file).read_text(encoding="utf-8"), f"{file} does not contain:\n{block}"
+            assert block in (ROOT / file).read_text(encoding="utf-8"), (
+                f"{file} does not contain:\n{block}"
+            )
             shown.add(file.rpartition("/")[2])
     assert shown >= {"spec.py", "layer.py", "reference.py", "tiny_echo.py"}

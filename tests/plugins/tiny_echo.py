@@ -1,6 +1,8 @@
-"""The tiny echo family: a plain decoder that mixes echo layers with full attention. Torch-free data.
+"""The tiny echo family: a plain decoder that mixes echo layers with full attention. Torch-free
+data.
 
-A plugin module: ``KINDS`` and ``FAMILIES`` are what octavo looks for. Owns the family's defaults and refusals.
+A plugin module: ``KINDS`` and ``FAMILIES`` are what octavo looks for. Owns the family's defaults
+and refusals.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ DEFAULTS: Final = {
 def normalize(config: Config) -> Config:
     """Defaults filled in; a config without ``layer_types`` is refused."""
     if not config.get("layer_types"):
-        raise UnsupportedError("layer_types is missing; a tiny_echo model names the type of every layer")
+        raise UnsupportedError(
+            "layer_types is missing; a tiny_echo model names the type of every layer"
+        )
     return {**DEFAULTS, **config}
 
 
@@ -48,7 +52,9 @@ def _kind(config: Config, name: str, index: int) -> Kind:
         return Echo.from_hf(config, index)
     if name == FULL:
         return FullAttention.from_hf(config, index)
-    raise UnsupportedError(f"layer_types[{index}] {name!r} is not supported; supported: {FULL}, {LAYER_TYPE}")
+    raise UnsupportedError(
+        f"layer_types[{index}] {name!r} is not supported; supported: {FULL}, {LAYER_TYPE}"
+    )
 
 
 def options(config: Config) -> Mapping[str, Any]:

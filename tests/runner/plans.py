@@ -1,7 +1,8 @@
-"""Step plans by hand: what a scheduler and a cache manager would say, for tests of everything below them.
+"""Step plans by hand: what a scheduler and a cache manager would say, for tests of everything below
+them.
 
-Owns a bump allocator and one table per group. Writes by the contract of ``GroupStep``: a bounded group whose step does not fit
-in its ring reads first and stores only what will be needed.
+Owns a bump allocator and one table per group. Writes by the contract of ``GroupStep``: a bounded
+group whose step does not fit in its ring reads first and stores only what will be needed.
 """
 
 from __future__ import annotations
@@ -23,18 +24,33 @@ UNIT = 256
 GREEDY = SamplingParams(temperature=0)
 
 
-def hand_layout(spec: ModelSpec, block_tokens: Sequence[int], *, dtype: str = "float32", num_pages: int = 256) -> CacheLayout:
-    """A layout with ``block_tokens[g % len]`` per group, rounded up to whole entries, and ``num_pages`` pages of each."""
+def hand_layout(
+    spec: ModelSpec, block_tokens: Sequence[int], *, dtype: str = "float32", num_pages: int = 256
+) -> CacheLayout:
+    """A layout with ``block_tokens[g % len]`` per group, rounded up to whole entries, and
+    ``num_pages`` pages of each.
+    """
     groups = []
     for number, group in enumerate(make_groups(spec, dtype)):
-        page_format = group.page_format(round_up(block_tokens[number % len(block_tokens)], group.stride))
+        page_format = group.page_format(
+            round_up(block_tokens[number % len(block_tokens)], group.stride)
+        )
         fixed, turning = group.table_columns(page_format.block_tokens)
         units = ceil_div(page_format.page_bytes, UNIT)
         groups.append(
-            GroupLayout(group=group, format=page_format, bucket=number, page_units=units, fixed=fixed, turning=turning)
+            GroupLayout(
+                group=group,
+                format=page_format,
+                bucket=number,
+                page_units=units,
+                fixed=fixed,
+                turning=turning,
+            )
         )
     units = tuple(group.page_units for group in groups)
-    arena = ArenaLayout(unit_bytes=UNIT, slab_units=sum(units) * num_pages, num_slabs=1, page_units=units)
+    arena = ArenaLayout(
+        unit_bytes=UNIT, slab_units=sum(units) * num_pages, num_slabs=1, page_units=units
+    )
     return CacheLayout(groups=tuple(groups), arena=arena, hash_unit=16, max_model_len=4096)
 
 
@@ -50,7 +66,9 @@ class Chunk:
 
 @dataclass
 class PlanMaker:
-    """Plans for up to ``requests`` requests. computed: tokens of each that are done. shuffle: seed of the pages' order."""
+    """Plans for up to ``requests`` requests. computed: tokens of each that are done. shuffle: seed
+    of the pages' order.
+    """
 
     layout: CacheLayout
     requests: int
@@ -65,7 +83,9 @@ class PlanMaker:
         rng, unit = np.random.default_rng(self.shuffle), 0
         for group in self.layout.groups:
             columns = (
-                ceil_div(self.layout.max_model_len, group.block_tokens) if group.fixed is None else group.fixed + group.turning
+                ceil_div(self.layout.max_model_len, group.block_tokens)
+                if group.fixed is None
+                else group.fixed + group.turning
             )
             capacity = self.layout.arena.slab_units // sum(self.layout.arena.page_units)
             count = min(self.requests * columns, capacity)
@@ -83,14 +103,19 @@ class PlanMaker:
         """The plan of one step; the requests count as computed from here on."""
         start = np.array([self.computed[chunk.request] for chunk in chunks], dtype=np.int32)
         lengths = np.array([len(chunk.tokens) for chunk in chunks], dtype=np.int32)
-        groups = tuple(self._group(number, chunks, start, start + lengths) for number in range(len(self.layout.groups)))
+        groups = tuple(
+            self._group(number, chunks, start, start + lengths)
+            for number in range(len(self.layout.groups))
+        )
         for chunk in chunks:
             self.computed[chunk.request] += len(chunk.tokens)
         self.steps += 1
         return StepPlan(
             step=self.steps,
             request_ids=tuple(str(chunk.request) for chunk in chunks),
-            token_ids=np.concatenate([np.asarray(chunk.tokens, dtype=np.int32) for chunk in chunks]),
+            token_ids=np.concatenate(
+                [np.asarray(chunk.tokens, dtype=np.int32) for chunk in chunks]
+            ),
             query_start=np.concatenate(([0], np.cumsum(lengths))).astype(np.int32),
             start=start,
             stop=start + lengths,
@@ -101,7 +126,9 @@ class PlanMaker:
             groups=groups,
         )
 
-    def _group(self, number: int, chunks: Sequence[Chunk], start: np.ndarray, stop: np.ndarray) -> GroupStep:
+    def _group(
+        self, number: int, chunks: Sequence[Chunk], start: np.ndarray, stop: np.ndarray
+    ) -> GroupStep:
         layout, table = self.layout.groups[number], self.tables[number]
         size, fresh, pages, rows = layout.block_tokens, [], [], []
         step = GroupStep(
@@ -145,4 +172,7 @@ class PlanMaker:
     def _wanted(self, layout: GroupLayout, position: int, n1: int) -> bool:
         """True where ``needs(n1)``, rounded out to whole blocks, holds the position."""
         size = layout.block_tokens
-        return any(floor_to(a, size) <= position < ceil_div(b, size) * size for a, b in layout.group.law.needs(n1))
+        return any(
+            floor_to(a, size) <= position < ceil_div(b, size) * size
+            for a, b in layout.group.law.needs(n1)
+        )

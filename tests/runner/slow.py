@@ -1,7 +1,8 @@
-"""The slow, obvious sampler: one row at a time in Python's floats. What the vectorised one is compared with.
+"""The slow, obvious sampler: one row at a time in Python's floats. What the vectorised one is
+compared with.
 
-Owns the order of operations written out (bias, penalties, barred tokens, temperature, min-p, top-k, top-p, inverse transform),
-and random logits to try it on.
+Owns the order of operations written out (bias, penalties, barred tokens, temperature, min-p, top-k,
+top-p, inverse transform), and random logits to try it on.
 """
 
 from __future__ import annotations
@@ -35,7 +36,11 @@ def adjusted(
     for token, logit in enumerate(row):
         value = logit + params.logit_bias.get(token, 0.0)
         if token in prompt or token in output:
-            value = value / params.repetition_penalty if value > 0 else value * params.repetition_penalty
+            value = (
+                value / params.repetition_penalty
+                if value > 0
+                else value * params.repetition_penalty
+            )
         value -= params.frequency_penalty * list(output).count(token)
         value -= params.presence_penalty * (token in output)
         made.append(value)
@@ -57,7 +62,9 @@ def ranking(row: Sequence[float]) -> list[int]:
 
 @dataclass
 class Distribution:
-    """Probabilities after all cuts, the order in which the running sum takes tokens, and how near a cut was to another set."""
+    """Probabilities after all cuts, the order in which the running sum takes tokens, and how near a
+    cut was to another set.
+    """
 
     probabilities: Row
     order: list[int]

@@ -32,7 +32,9 @@ def test_a_childs_writes_stay_its_own() -> None:
     assert made[0] == 0
 
 
-@pytest.mark.skipif(not THP.exists() or "[never]" in THP.read_text(), reason="no transparent huge pages")
+@pytest.mark.skipif(
+    not THP.exists() or "[never]" in THP.read_text(), reason="no transparent huge pages"
+)
 def test_pages_may_be_huge() -> None:
     made = memory(8 << 20)
     found = None

@@ -1,4 +1,6 @@
-"""What changes logits: bias, penalties and barred tokens against the slow sampler and Transformers, and that nothing breaks."""
+"""What changes logits: bias, penalties and barred tokens against the slow sampler and Transformers,
+and that nothing breaks.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +35,19 @@ def asked(draw: st.DrawFn, vocab: int) -> tuple[SamplingParams, list[int], list[
         repetition_penalty=draw(st.sampled_from([1.0, 1.0, 0.5, 1.3, 40.0])),
         presence_penalty=draw(st.sampled_from([0.0, 0.0, 1.5, -2.0])),
         frequency_penalty=draw(st.sampled_from([0.0, 0.0, 0.7, -0.1])),
-        logit_bias=draw(st.one_of(st.just({}), st.dictionaries(token, st.floats(-100, 100, width=32), max_size=4))),
+        logit_bias=draw(
+            st.one_of(
+                st.just({}), st.dictionaries(token, st.floats(-100, 100, width=32), max_size=4)
+            )
+        ),
     )
     tokens = st.lists(token, max_size=12)
-    return params, draw(tokens), draw(tokens), draw(st.one_of(st.just([]), st.lists(token, max_size=vocab + 1)))
+    return (
+        params,
+        draw(tokens),
+        draw(tokens),
+        draw(st.one_of(st.just([]), st.lists(token, max_size=vocab + 1))),
+    )
 
 
 @settings(max_examples=150, deadline=None)
@@ -48,24 +59,39 @@ def test_every_row_is_what_the_slow_sampler_makes_of_it(data: st.DataObject, voc
     adjust(
         logits,
         [params for params, *_ in rows],
-        history={i: (ids(*prompt), ids(*output)) for i, (params, prompt, output, _) in enumerate(rows) if params.penalized},
+        history={
+            i: (ids(*prompt), ids(*output))
+            for i, (params, prompt, output, _) in enumerate(rows)
+            if params.penalized
+        },
         barred={i: barred for i, (*_, barred) in enumerate(rows)},
     )
-    torch.testing.assert_close(logits.double(), torch.tensor(expected, dtype=torch.float64), rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(
+        logits.double(), torch.tensor(expected, dtype=torch.float64), rtol=1e-5, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("penalty", [0.6, 1.2])
 def test_repetition_is_that_of_transformers(penalty: float) -> None:
     logits, tokens = logits_of(1, 50), [3, 3, 9, 41, 0]
     expected = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([tokens]), logits.clone())
-    adjust(logits, [SamplingParams(repetition_penalty=penalty)], history={0: (ids(*tokens[:2]), ids(*tokens[2:]))}, barred={})
+    adjust(
+        logits,
+        [SamplingParams(repetition_penalty=penalty)],
+        history={0: (ids(*tokens[:2]), ids(*tokens[2:]))},
+        barred={},
+    )
     torch.testing.assert_close(logits, expected)
 
 
 def test_rows_that_want_nothing_are_not_touched(monkeypatch: pytest.MonkeyPatch) -> None:
     logits = logits_of(3, 10)
     before = logits.clone()
-    params = [SamplingParams(), SamplingParams(temperature=0, top_k=4, logprobs=3), SamplingParams(min_p=0.5)]
+    params = [
+        SamplingParams(),
+        SamplingParams(temperature=0, top_k=4, logprobs=3),
+        SamplingParams(min_p=0.5),
+    ]
     adjust(logits, params, history={}, barred={1: ()})
     assert torch.equal(logits, before)
     biased = [params[0], SamplingParams(logit_bias={2: 1.0}), params[2]]
@@ -87,7 +113,9 @@ def test_slices_of_many_penalized_rows_make_no_difference(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("penalty", [1e-300, 1e-40, 1e30, 1e300])
-@pytest.mark.parametrize("row", [[0.0, -0.0, 1.0, -1.0], [INF, 1e38, -1e38, -INF], [3e38, 3e38, 3e38, 3e38]])
+@pytest.mark.parametrize(
+    "row", [[0.0, -0.0, 1.0, -1.0], [INF, 1e38, -1e38, -INF], [3e38, 3e38, 3e38, 3e38]]
+)
 def test_extreme_penalties_leave_numbers(penalty: float, row: Sequence[float]) -> None:
     logits = torch.tensor([[*row, 5.0]])
     infinite = logits.isinf()
@@ -99,7 +127,12 @@ def test_extreme_penalties_leave_numbers(penalty: float, row: Sequence[float]) -
 
 def test_a_bias_cannot_bring_a_barred_token_back() -> None:
     logits = logits_of(1, 6)
-    adjust(logits, [SamplingParams(logit_bias=dict.fromkeys(range(6), 100.0))], history={}, barred={0: (1, 1, 4)})
+    adjust(
+        logits,
+        [SamplingParams(logit_bias=dict.fromkeys(range(6), 100.0))],
+        history={},
+        barred={0: (1, 1, 4)},
+    )
     assert logits[0].isinf().tolist() == [False, True, False, False, True, False]
 
 
@@ -114,7 +147,12 @@ def test_a_row_with_every_possible_token_barred_is_not_barred() -> None:
     logits = logits_of(3, 4)
     logits[1, 2] = -INF
     before = logits.clone()
-    adjust(logits, [SamplingParams()] * 3, history={}, barred={0: (0, 1, 2, 3), 1: (0, 1, 3), 2: (0, 1, 2)})
+    adjust(
+        logits,
+        [SamplingParams()] * 3,
+        history={},
+        barred={0: (0, 1, 2, 3), 1: (0, 1, 3), 2: (0, 1, 2)},
+    )
     assert torch.equal(logits[:2], before[:2])
     assert logits[2].isinf().tolist() == [True, True, True, False]
 
@@ -122,5 +160,10 @@ def test_a_row_with_every_possible_token_barred_is_not_barred() -> None:
 def test_ids_that_name_no_token_change_nothing() -> None:
     logits = logits_of(1, 4)
     before = logits.clone()
-    adjust(logits, [SamplingParams(logit_bias={4: 9.0, -1: 9.0})], history={}, barred={0: (-1, 4, 10**6)})
+    adjust(
+        logits,
+        [SamplingParams(logit_bias={4: 9.0, -1: 9.0})],
+        history={},
+        barred={0: (-1, 4, 10**6)},
+    )
     assert torch.equal(logits, before)

@@ -19,9 +19,13 @@ from tests.runner.slow import logits_of
 @given(data=st.data())
 def test_order_is_by_value_and_then_by_id(data: st.DataObject) -> None:
     vocab = data.draw(st.integers(1, 12))
-    special = st.sampled_from([0.0, -0.0, float("inf"), float("-inf"), 1e-45, -1e-45, 3e38, -3e38, 1.0, -1.0])
+    special = st.sampled_from(
+        [0.0, -0.0, float("inf"), float("-inf"), 1e-45, -1e-45, 3e38, -3e38, 1.0, -1.0]
+    )
     number = st.one_of(special, st.floats(width=32, allow_nan=False))
-    rows = data.draw(st.lists(st.lists(number, min_size=vocab, max_size=vocab), min_size=1, max_size=4))
+    rows = data.draw(
+        st.lists(st.lists(number, min_size=vocab, max_size=vocab), min_size=1, max_size=4)
+    )
     count = data.draw(st.integers(1, vocab))
     given_values = torch.tensor(rows, dtype=torch.float32)
     rows = given_values.tolist()
@@ -43,7 +47,9 @@ def test_every_field_is_what_sorting_says(data: st.DataObject, vocab: int, steps
         assert one.logprob == pytest.approx(expected[token], abs=1e-5)
         assert one.rank == 1 + sum(value > row[token] for value in row)
         assert [other for other, _ in one.top] == slow.ranking(row)[:count]
-        assert [value for _, value in one.top] == pytest.approx([expected[other] for other, _ in one.top], abs=1e-5)
+        assert [value for _, value in one.top] == pytest.approx(
+            [expected[other] for other, _ in one.top], abs=1e-5
+        )
 
 
 def test_slices_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:

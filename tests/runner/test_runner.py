@@ -1,4 +1,6 @@
-"""The runner against Transformers: tiny checkpoints, hand-made plans, any chunking, mixed batches."""
+"""The runner against Transformers: tiny checkpoints, hand-made plans, any chunking, mixed
+batches.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("tiny")
 
 
-def make_runner(name: str, root: Path, blocks: tuple[int, ...], dtype: str = "float32", num_pages: int = 256) -> Runner:
+def make_runner(
+    name: str, root: Path, blocks: tuple[int, ...], dtype: str = "float32", num_pages: int = 256
+) -> Runner:
     path = tiny.write(name, root)
     spec = read_spec(load_config(path), families=FAMILIES)
     family, torch_dtype = FAMILIES.named(spec.family), getattr(torch, dtype)
@@ -51,12 +55,20 @@ def cuts(length: int, rng: np.random.Generator, most: int) -> list[int]:
 
 @pytest.mark.parametrize("name", tiny.SPECS)
 @pytest.mark.parametrize(("blocks", "most"), [((16, 8), 100), ((4, 3), 23), ((5, 1), 7)])
-def test_greedy_tokens_equal_transformers(name: str, blocks: tuple[int, ...], most: int, checkpoints: Path) -> None:
+def test_greedy_tokens_equal_transformers(
+    name: str, blocks: tuple[int, ...], most: int, checkpoints: Path
+) -> None:
     runner = make_runner(name, checkpoints, blocks)
-    ids, maker, rng = tiny.prompt(61), PlanMaker(runner.layout, 1, shuffle=most), np.random.default_rng(most)
+    ids, maker, rng = (
+        tiny.prompt(61),
+        PlanMaker(runner.layout, 1, shuffle=most),
+        np.random.default_rng(most),
+    )
     done, result = 0, None
     for length in cuts(len(ids), rng, most):
-        result = runner.execute(maker.plan([Chunk(0, ids[done : done + length], samples=done + length == len(ids))]))
+        result = runner.execute(
+            maker.plan([Chunk(0, ids[done : done + length], samples=done + length == len(ids))])
+        )
         done += length
     assert result is not None
     made = [result.tokens["0"]]
@@ -77,7 +89,11 @@ def test_logits_of_a_mixed_batch_equal_transformers(name: str, checkpoints: Path
         for i in ready:
             length = 1 if rng.random() < 0.6 else int(rng.integers(1, 30))
             chunks.append(
-                Chunk(i, prompts[i][maker.computed[i] : maker.computed[i] + length], samples=bool(rng.random() < 0.7))
+                Chunk(
+                    i,
+                    prompts[i][maker.computed[i] : maker.computed[i] + length],
+                    samples=bool(rng.random() < 0.7),
+                )
             )
         logits = runner.logits(maker.plan(chunks))
         places = [(c.request, maker.computed[c.request] - 1) for c in chunks if c.samples]
@@ -101,14 +117,14 @@ def test_bfloat16_stays_near_float32(checkpoints: Path) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_narrow_logits_tell_the_same_token(name: str, dtype: str, checkpoints: Path) -> None:
     runner = make_runner(name, checkpoints, (16, 8), dtype=dtype)
-    hidden = torch.randn(9, runner.model.options.hidden_size, generator=torch.Generator().manual_seed(0)).to(
-        getattr(torch, dtype)
-    )
+    hidden = torch.randn(
+        9, runner.model.options.hidden_size, generator=torch.Generator().manual_seed(0)
+    ).to(getattr(torch, dtype))
     wide, narrow = runner.model.head(hidden), runner.model.head(hidden, wide=False)
     assert wide.dtype == torch.float32 and torch.equal(wide, narrow.float())
 
 
-# -- sampling --------------------------------------------------------------------------------------------------------------
+# -- sampling --------------------------------------------------------------------------------------
 
 
 def count_head(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -143,7 +159,14 @@ def test_prompt_logprobs_are_those_of_transformers_whatever_the_chunks(
             start, length = maker.computed[i], int(rng.integers(1, most + 1))
             if start < len(ids):
                 scored[len(chunks)] = np.array(ids[start + 1 : start + 1 + length], np.int32)
-                chunks.append(Chunk(i, ids[start : start + length], samples=start + length >= len(ids), params=params))
+                chunks.append(
+                    Chunk(
+                        i,
+                        ids[start : start + length],
+                        samples=start + length >= len(ids),
+                        params=params,
+                    )
+                )
         result = runner.execute(replace(maker.plan(chunks), scored=scored))
         for i in range(2):
             found[i] += result.scored.get(str(i), [])
@@ -152,7 +175,9 @@ def test_prompt_logprobs_are_those_of_transformers_whatever_the_chunks(
         expected = torch.log_softmax(tiny.logits(name, ids), dim=-1)[:-1]
         assert [one.token_id for one in scores] == ids[1:]
         own = expected.gather(1, torch.tensor(ids[1:])[:, None])
-        torch.testing.assert_close(torch.tensor([one.logprob for one in scores]), own[:, 0], atol=2e-4, rtol=1e-4)
+        torch.testing.assert_close(
+            torch.tensor([one.logprob for one in scores]), own[:, 0], atol=2e-4, rtol=1e-4
+        )
         assert [one.rank for one in scores] == ((expected > own).sum(1) + 1).tolist()
         best = expected.topk(5)
         assert [[token for token, _ in one.top] for one in scores] == best.indices.tolist()
@@ -160,7 +185,9 @@ def test_prompt_logprobs_are_those_of_transformers_whatever_the_chunks(
         torch.testing.assert_close(made, best.values, atol=2e-4, rtol=1e-4)
 
 
-def test_a_step_that_wants_no_logits_computes_none(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_wants_no_logits_computes_none(
+    checkpoints: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     runner = make_runner("llama", checkpoints, (8,))
     calls, maker = count_head(runner, monkeypatch), PlanMaker(runner.layout, 2)
     assert runner.execute(maker.plan([Chunk(0, tiny.prompt(9), samples=False)])).tokens == {}
@@ -174,25 +201,37 @@ def test_forks_choose_from_their_parents_logits(checkpoints: Path) -> None:
     params = SamplingParams(seed=5, n=4, logprobs=2, temperature=3.0, presence_penalty=2.0)
     ids, maker = tiny.prompt(12), PlanMaker(runner.layout, 2)
     empty = np.zeros(0, np.int32)
-    plan = maker.plan([Chunk(1, [4, 5], params=SamplingParams(temperature=0)), Chunk(0, ids, params=params)])
+    plan = maker.plan(
+        [Chunk(1, [4, 5], params=SamplingParams(temperature=0)), Chunk(0, ids, params=params)]
+    )
     plan = replace(plan, forks={1: ("x", "y", "z")}, history={1: (np.array(ids, np.int32), empty)})
     result = runner.execute(plan)
-    assert list(result.tokens) == ["1", "0", "x", "y", "z"] and len(set(result.tokens.values())) >= 4
+    assert (
+        list(result.tokens) == ["1", "0", "x", "y", "z"] and len(set(result.tokens.values())) >= 4
+    )
     assert list(result.logprobs) == ["0", "x", "y", "z"]
     expected = torch.log_softmax(tiny.logits("llama", ids)[-1], dim=-1)
     for name, one in result.logprobs.items():
         assert one.token_id == result.tokens[name]
-        assert one.logprob == pytest.approx(float(expected[one.token_id]), abs=2e-4), "of the model, not of the temperature"
+        assert one.logprob == pytest.approx(float(expected[one.token_id]), abs=2e-4), (
+            "of the model, not of the temperature"
+        )
         assert [token for token, _ in one.top] == expected.topk(2).indices.tolist()
     greedy = replace(params, temperature=0)
     again = replace(
-        PlanMaker(runner.layout, 2).plan([Chunk(0, ids, params=greedy)]), forks={0: ("x",)}, history={0: plan.history[1]}
+        PlanMaker(runner.layout, 2).plan([Chunk(0, ids, params=greedy)]),
+        forks={0: ("x",)},
+        history={0: plan.history[1]},
     )
     assert set(runner.execute(again).tokens.values()) == {int(expected.argmax())}
 
 
 def test_options_reach_the_rows_that_ask(checkpoints: Path) -> None:
-    runner, ids, plain = make_runner("llama", checkpoints, (8,)), tiny.prompt(12), SamplingParams(temperature=0)
+    runner, ids, plain = (
+        make_runner("llama", checkpoints, (8,)),
+        tiny.prompt(12),
+        SamplingParams(temperature=0),
+    )
     best = tiny.logits("llama", ids)[-1].topk(3).indices.tolist()
     whole = np.array(ids, np.int32)
     repeated = np.array(best[:1], np.int32)
@@ -202,8 +241,22 @@ def test_options_reach_the_rows_that_ask(checkpoints: Path) -> None:
     )
     maker = PlanMaker(runner.layout, 5)
     waiting = Chunk(0, ids[:5], samples=False, params=penalized)
-    chunks = [waiting, *(Chunk(i, ids, params=params) for i, params in enumerate((plain, biased, plain, penalized), 1))]
-    plan = replace(maker.plan(chunks), barred={3: (best[0], best[1])}, history={4: (whole, repeated.repeat(40))})
+    chunks = [
+        waiting,
+        *(
+            Chunk(i, ids, params=params)
+            for i, params in enumerate((plain, biased, plain, penalized), 1)
+        ),
+    ]
+    plan = replace(
+        maker.plan(chunks),
+        barred={3: (best[0], best[1])},
+        history={4: (whole, repeated.repeat(40))},
+    )
     result = runner.execute(plan)
     assert result.tokens == {"1": best[0], "2": 77, "3": best[2], "4": best[1]}
-    assert list(result.logprobs) == ["4"] and result.logprobs["4"].rank == 2 and result.logprobs["4"].top[0][0] == best[0]
+    assert (
+        list(result.logprobs) == ["4"]
+        and result.logprobs["4"].rank == 2
+        and result.logprobs["4"].top[0][0] == best[0]
+    )

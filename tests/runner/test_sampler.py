@@ -29,7 +29,10 @@ GREEDY = SamplingParams(temperature=0)
 
 def choices_of(params: list[SamplingParams], **more: Any) -> list[Choice]:
     """One choice per row, each of a request of its own at a place of its own."""
-    return [Choice(row=i, request_id=f"r{i}", params=one, place=3 * i % 7, **more) for i, one in enumerate(params)]
+    return [
+        Choice(row=i, request_id=f"r{i}", params=one, place=3 * i % 7, **more)
+        for i, one in enumerate(params)
+    ]
 
 
 def many(params: SamplingParams, logits: torch.Tensor, count: int) -> np.ndarray:
@@ -38,7 +41,7 @@ def many(params: SamplingParams, logits: torch.Tensor, count: int) -> np.ndarray
     return np.array(sample(logits, choices, seed=1))
 
 
-# -- what is chosen --------------------------------------------------------------------------------------------------------
+# -- what is chosen --------------------------------------------------------------------------------
 
 
 def test_greedy_takes_the_likeliest() -> None:
@@ -75,10 +78,17 @@ def options(draw: st.DrawFn, vocab: int) -> SamplingParams:
 
 
 @settings(max_examples=150, deadline=None)
-@given(data=st.data(), vocab=st.sampled_from([1, 2, 7, 70, 1100]), steps=st.sampled_from([0.0, 0.5]))
-def test_every_token_is_the_one_the_slow_sampler_draws(data: st.DataObject, vocab: int, steps: float) -> None:
+@given(
+    data=st.data(), vocab=st.sampled_from([1, 2, 7, 70, 1100]), steps=st.sampled_from([0.0, 0.5])
+)
+def test_every_token_is_the_one_the_slow_sampler_draws(
+    data: st.DataObject, vocab: int, steps: float
+) -> None:
     params = data.draw(st.lists(options(vocab), min_size=1, max_size=5))
-    logits, choices = logits_of(len(params), vocab, seed=data.draw(st.integers(0, 99)), steps=steps), choices_of(params)
+    logits, choices = (
+        logits_of(len(params), vocab, seed=data.draw(st.integers(0, 99)), steps=steps),
+        choices_of(params),
+    )
     for token, choice in zip(sample(logits, choices, seed=4), choices, strict=True):
         row = logits[choice.row].double().tolist()
         if choice.params.greedy:
@@ -111,7 +121,9 @@ def test_cuts_keep_what_those_of_transformers_keep(params: SamplingParams) -> No
     assert (got[(kept == 0).numpy()] == 0).all()
     assert (got[(kept > 0.01).numpy()] > 0).all()
     assert np.abs(got - kept.numpy()).max() < 0.02
-    uncut = slow.distribution(logits[0].double().tolist(), SamplingParams(temperature=params.temperature)).probabilities
+    uncut = slow.distribution(
+        logits[0].double().tolist(), SamplingParams(temperature=params.temperature)
+    ).probabilities
     assert np.abs(got - np.array(uncut)).max() > 0.02, "else the cut would not show"
 
 
@@ -143,7 +155,7 @@ def test_top_k_beyond_the_vocabulary_is_no_cut() -> None:
     assert len(set(many(SamplingParams(top_k=10**6), torch.zeros(1, 8), 300).tolist())) == 8
 
 
-# -- extremes --------------------------------------------------------------------------------------------------------------
+# -- extremes --------------------------------------------------------------------------------------
 
 HARD = [
     SamplingParams(),
@@ -178,7 +190,12 @@ def test_a_row_without_any_possible_token_gives_some_token_and_harms_no_other(va
     logits[: len(HARD)] = value
     tokens = sample(logits, choices_of([*HARD, SamplingParams(seed=1)]), seed=0)
     assert all(0 <= token < 40 for token in tokens)
-    last = Choice(row=0, request_id="x", params=SamplingParams(seed=1), place=choices_of([GREEDY] * 11)[-1].place)
+    last = Choice(
+        row=0,
+        request_id="x",
+        params=SamplingParams(seed=1),
+        place=choices_of([GREEDY] * 11)[-1].place,
+    )
     assert tokens[-1:] == sample(logits[-1:], [last], seed=0)
 
 
@@ -188,17 +205,24 @@ def test_points_on_a_border_never_choose_an_impossible_token() -> None:
     assert _inverse(chances, points).tolist() == [1, 1, 3, 3]
 
 
-# -- draws -----------------------------------------------------------------------------------------------------------------
+# -- draws -----------------------------------------------------------------------------------------
 
 
 @settings(max_examples=100, deadline=None)
 @given(data=st.data(), vocab=st.sampled_from([5, 80, 1500]), steps=st.sampled_from([0.0, 1.0]))
-def test_a_request_draws_the_same_whatever_else_is_in_the_batch(data: st.DataObject, vocab: int, steps: float) -> None:
+def test_a_request_draws_the_same_whatever_else_is_in_the_batch(
+    data: st.DataObject, vocab: int, steps: float
+) -> None:
     params = data.draw(st.lists(options(vocab), min_size=2, max_size=7))
-    logits, choices = logits_of(len(params), vocab, seed=data.draw(st.integers(0, 99)), steps=steps), choices_of(params)
+    logits, choices = (
+        logits_of(len(params), vocab, seed=data.draw(st.integers(0, 99)), steps=steps),
+        choices_of(params),
+    )
     together = sample(logits, choices, seed=11)
     for token, choice in zip(together, choices, strict=True):
-        alone = Choice(row=0, request_id=choice.request_id, params=choice.params, place=choice.place)
+        alone = Choice(
+            row=0, request_id=choice.request_id, params=choice.params, place=choice.place
+        )
         assert sample(logits[choice.row : choice.row + 1], [alone], seed=11) == [token]
     order = data.draw(st.permutations(range(len(params))))
     assert sample(logits, [choices[i] for i in order], seed=11) == [together[i] for i in order]
@@ -206,7 +230,9 @@ def test_a_request_draws_the_same_whatever_else_is_in_the_batch(data: st.DataObj
 
 def test_continuations_of_a_seeded_request_differ_and_come_again() -> None:
     logits, params = logits_of(2, VOCAB), SamplingParams(seed=9)
-    branches = [Choice(row=1, request_id=f"a#{n}", params=params, place=0, branch=n) for n in range(8)]
+    branches = [
+        Choice(row=1, request_id=f"a#{n}", params=params, place=0, branch=n) for n in range(8)
+    ]
     tokens = sample(logits, branches, seed=0)
     assert len(set(tokens)) > 5
     again = Choice(row=0, request_id="of another name", params=params, place=0, branch=5)
@@ -221,15 +247,23 @@ def test_seeds_ids_branches_and_places_decide() -> None:
     assert at(seeded, 0, "a", 3) == at(seeded, 99, "b", 3)
     assert len({at(seeded, 0, "a", 3), at(seeded, 0, "a", 4), at(seeded, 0, "a", 3, branch=1)}) == 3
     assert at(free, 0, "a", 3) == at(free, 0, "a", 3)
-    assert len({at(free, 0, "a", 3), at(free, 1, "a", 3), at(free, 0, "b", 3), at(free, 0, "a", 4)}) == 4
+    assert (
+        len({at(free, 0, "a", 3), at(free, 1, "a", 3), at(free, 0, "b", 3), at(free, 0, "a", 4)})
+        == 4
+    )
     assert 0 <= uniform(-5, 2**70, 0) < 1
 
 
 def test_numbers_of_seeded_requests_stay_what_they_were() -> None:
-    numbers = [draw(Choice(row=0, request_id="a", params=SamplingParams(seed=3), place=place), 0) for place in range(3)]
+    numbers = [
+        draw(Choice(row=0, request_id="a", params=SamplingParams(seed=3), place=place), 0)
+        for place in range(3)
+    ]
     assert numbers == [0.9342820204007575, 0.7580892609837582, 0.3322874946230707]
 
 
 def test_streams_and_seeds_beyond_int64_stay_apart() -> None:
-    draws = [uniform(0, 2**63 + n, 0) for n in range(6)] + [uniform(2**64 - 1 - n, 0, 0) for n in range(6)]
+    draws = [uniform(0, 2**63 + n, 0) for n in range(6)] + [
+        uniform(2**64 - 1 - n, 0, 0) for n in range(6)
+    ]
     assert len(set(draws)) == len(draws)

@@ -42,7 +42,10 @@ def test_every_weight_arrives(llama: Path) -> None:
     stored, model = load_file(llama / "model.safetensors"), load(llama)
     loaded = dict(model.named_parameters())
     assert loaded.keys() == stored.keys()
-    assert all(torch.equal(loaded[name], stored[name]) and not loaded[name].requires_grad for name in stored)
+    assert all(
+        torch.equal(loaded[name], stored[name]) and not loaded[name].requires_grad
+        for name in stored
+    )
     assert {weight.dtype for weight in load(llama, torch.bfloat16).parameters()} == {torch.bfloat16}
 
 
@@ -87,9 +90,15 @@ def test_tied_heads_may_be_stored_or_not(tmp_path: Path) -> None:
     path = tiny.write("gemma3", tmp_path)
     stored = load_file(path / "model.safetensors")
     assert "lm_head.weight" not in dict(load(path).named_parameters())
-    save_file({**stored, "lm_head.weight": stored["model.embed_tokens.weight"].clone()}, path / "model.safetensors")
+    save_file(
+        {**stored, "lm_head.weight": stored["model.embed_tokens.weight"].clone()},
+        path / "model.safetensors",
+    )
     assert "lm_head.weight" not in dict(load(path).named_parameters())
-    save_file({**stored, "lm_head.weight": stored["model.embed_tokens.weight"] + 1}, path / "model.safetensors")
+    save_file(
+        {**stored, "lm_head.weight": stored["model.embed_tokens.weight"] + 1},
+        path / "model.safetensors",
+    )
     with pytest.raises(ConfigError, match=r"lm_head\.weight .* tie_word_embeddings .* to false"):
         load(path)
 
@@ -99,7 +108,11 @@ def test_copies_run_in_order_and_may_overlap(llama: Path) -> None:
     arena, unit = Arena(layout), layout.arena.unit_bytes
     arena.buffer.copy_(torch.arange(arena.buffer.numel()) // unit % 251)
     arena.copy(
-        [CopyJob(source=0, target=10, units=2), CopyJob(source=10, target=20, units=1), CopyJob(source=4, target=5, units=3)]
+        [
+            CopyJob(source=0, target=10, units=2),
+            CopyJob(source=10, target=20, units=1),
+            CopyJob(source=4, target=5, units=3),
+        ]
     )
     assert arena.buffer[::unit][[10, 11, 20, 4, 5, 6, 7, 8]].tolist() == [0, 1, 0, 4, 4, 5, 6, 8]
 
@@ -118,8 +131,18 @@ def write_gguf(path: Path, name: str = "llama", **metadata: float) -> None:
     for key, value in metadata.items():
         writer.add_float32(f"{name}.{key.replace('__', '.')}", value)
     rng = np.random.default_rng(0)
-    shapes = {"token_embd": (4, 8), "output_norm": (8,), "blk.0.attn_norm": (8,), "blk.0.ffn_norm": (8,)}
-    shapes |= {"blk.0.attn_q": (8, 8), "blk.0.attn_k": (4, 8), "blk.0.attn_v": (4, 8), "blk.0.attn_output": (8, 8)}
+    shapes = {
+        "token_embd": (4, 8),
+        "output_norm": (8,),
+        "blk.0.attn_norm": (8,),
+        "blk.0.ffn_norm": (8,),
+    }
+    shapes |= {
+        "blk.0.attn_q": (8, 8),
+        "blk.0.attn_k": (4, 8),
+        "blk.0.attn_v": (4, 8),
+        "blk.0.attn_output": (8, 8),
+    }
     shapes |= {"blk.0.ffn_gate": (16, 8), "blk.0.ffn_up": (16, 8), "blk.0.ffn_down": (8, 16)}
     for tensor, shape in shapes.items():
         writer.add_tensor(f"{tensor}.weight", rng.standard_normal(shape).astype(np.float32))
@@ -133,7 +156,9 @@ def test_lean_reader_finds_what_the_library_finds(tmp_path: Path) -> None:
     write_gguf(tmp_path / "x.gguf")
     lean, library = LeanReader(tmp_path / "x.gguf"), GGUFReader(tmp_path / "x.gguf")
     assert lean.fields.keys() == library.fields.keys()
-    assert [(t.name, t.data.tolist()) for t in lean.tensors] == [(t.name, t.data.tolist()) for t in library.tensors]
+    assert [(t.name, t.data.tolist()) for t in lean.tensors] == [
+        (t.name, t.data.tolist()) for t in library.tensors
+    ]
     assert lean.fields["llama.context_length"].contents() == 128
 
 
@@ -147,7 +172,9 @@ def test_gguf_fills_a_model(tmp_path: Path) -> None:
     stored = {tensor.name: tensor.data for tensor in gguf.reader.tensors}
     layer = model.model.layers[0]
     assert np.array_equal(layer.mlp.down_proj.weight.numpy(), stored["blk.0.ffn_down.weight"])
-    assert np.array_equal(layer.self_attn.k_proj.weight.numpy(), stored["blk.0.attn_k.weight"][[0, 2, 1, 3]])
+    assert np.array_equal(
+        layer.self_attn.k_proj.weight.numpy(), stored["blk.0.attn_k.weight"][[0, 2, 1, 3]]
+    )
     assert np.array_equal(unpermute(np.arange(8), 2), [0, 2, 1, 3, 4, 6, 5, 7])
 
 

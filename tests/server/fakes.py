@@ -1,4 +1,5 @@
-"""An engine that computes nothing: tests say what it answers and see what became of every request. And servers in threads.
+"""An engine that computes nothing: tests say what it answers and see what became of every request.
+And servers in threads.
 
 Owns ``FakeEngine`` (what endpoints ask of ``AsyncLLM``, with a byte tokenizer) and ``serving``.
 """
@@ -47,9 +48,9 @@ PAGES = Counts(free=1, held=2, cached=3, limbo=4)
 class FakeEngine:
     """Answers every prompt with ``answer``, a byte at a time.
 
-    pace: seconds before every token. stalls_at: the token that never comes. error: raised at the first step. breaks: (tokens,
-    what is raised after them). calls: (request id, prompt, params, options). open: requests being streamed. ended: those that
-    no longer are.
+    pace: seconds before every token. stalls_at: the token that never comes. error: raised at the
+    first step. breaks: (tokens, what is raised after them). calls: (request id, prompt, params,
+    options). open: requests being streamed. ended: those that no longer are.
     """
 
     model_name = "fake"
@@ -78,7 +79,10 @@ class FakeEngine:
         if self.error is not None:
             raise self.error
         if len(prompt) >= self.max_model_len:
-            raise CapacityError(f"{len(prompt)} prompt tokens and 1 more are beyond the limit of {self.max_model_len}")
+            raise CapacityError(
+                f"{len(prompt)} prompt tokens and 1 more are beyond the limit of"
+                f" {self.max_model_len}"
+            )
         if not prompt or max(prompt) >= self.vocab_size:
             raise ConfigError(f"prompt: {list(prompt)} is wrong")
         self.open.add(request_id)
@@ -93,7 +97,11 @@ class FakeEngine:
         self, prompt: Sequence[int], params: SamplingParams, request_id: str
     ) -> AsyncGenerator[RequestDelta, None]:
         ids = self.tokenizer.encode(self.answer)[: params.max_tokens]
-        scored = None if params.prompt_logprobs is None else (None, *(score(token) for token in prompt[1:]))
+        scored = (
+            None
+            if params.prompt_logprobs is None
+            else (None, *(score(token) for token in prompt[1:]))
+        )
         for position, token in enumerate(ids):
             if position == self.stalls_at:
                 await asyncio.Event().wait()
@@ -111,8 +119,16 @@ class FakeEngine:
                             index=branch,
                             text=self._piece(ids, position),
                             token_ids=(token,),
-                            finish_reason=("length" if len(ids) == params.max_tokens else "stop") if last else None,
-                            logprobs=None if params.logprobs is None else (score(token, params.logprobs),),
+                            finish_reason=(
+                                ("length" if len(ids) == params.max_tokens else "stop")
+                                if last
+                                else None
+                            ),
+                            logprobs=(
+                                None
+                                if params.logprobs is None
+                                else (score(token, params.logprobs),)
+                            ),
                         ),
                     ),
                     num_cached_tokens=16,
@@ -123,18 +139,33 @@ class FakeEngine:
                 )
 
     def _piece(self, ids: Sequence[int], position: int) -> str:
-        before, after = (bytes_of(self, ids[:end]).decode(errors="ignore") for end in (position, position + 1))
+        before, after = (
+            bytes_of(self, ids[:end]).decode(errors="ignore") for end in (position, position + 1)
+        )
         return after[len(before) :]
 
     async def counters(self) -> EngineCounters:
         return EngineCounters(
-            num_running=2, num_waiting=1, preemptions=3, prompt_tokens=100, cached_tokens=40, generated_tokens=7,
-            crashed_steps=1, finished={"stop": 4}, misses={("window 16", "no_checkpoint"): 5}, laws=("everything", "window 16"),
+            num_running=2,
+            num_waiting=1,
+            preemptions=3,
+            prompt_tokens=100,
+            cached_tokens=40,
+            generated_tokens=7,
+            crashed_steps=1,
+            finished={"stop": 4},
+            misses={("window 16", "no_checkpoint"): 5},
+            laws=("everything", "window 16"),
             page_bytes=(4096, 8192),
             pages=PageCounts(
-                buckets=(PAGES, PAGES), groups=(PAGES, PAGES), free_slabs=9, compactions=6, moved_pages=8, evicted_nodes=11
+                buckets=(PAGES, PAGES),
+                groups=(PAGES, PAGES),
+                free_slabs=9,
+                compactions=6,
+                moved_pages=8,
+                evicted_nodes=11,
             ),
-        )  # fmt: skip
+        )
 
     async def snapshot(self) -> dict[str, Any]:
         return {"model": self.model_name, "cache": {}}

@@ -1,4 +1,5 @@
-"""The server on a real engine with a tiny model: what clients get is what the engine makes, and nothing stays behind.
+"""The server on a real engine with a tiny model: what clients get is what the engine makes, and
+nothing stays behind.
 
 The oracle is the synchronous ``LLM`` on the same checkpoint.
 """
@@ -25,7 +26,12 @@ from tests import tiny
 from tests.engine.test_text import byte_tokenizer
 from tests.server.fakes import TEMPLATE, serving, wait_until
 
-OPTIONS: dict[str, Any] = {"dtype": "float32", "device": "cpu", "kv_memory": "16MiB", "max_model_len": 512}
+OPTIONS: dict[str, Any] = {
+    "dtype": "float32",
+    "device": "cpu",
+    "kv_memory": "16MiB",
+    "max_model_len": 512,
+}
 GREEDY: dict[str, Any] = {"model": "tiny", "temperature": 0, "extra_body": {"ignore_eos": True}}
 
 
@@ -45,7 +51,10 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     metrics = Metrics()
     engine = AsyncLLM.load(str(model), recorder=metrics, max_waiting=64, max_num_seqs=4, **OPTIONS)
     app = create_app(engine, model_name="tiny", metrics=metrics)
-    with serving(app) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+    with (
+        serving(app) as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+    ):
         yield Running(url, engine, LLM(model, **OPTIONS), client)
     assert not engine.is_alive
 
@@ -72,7 +81,14 @@ def values(running: Running) -> dict[tuple[str, str], float]:
         for sample in family.samples:
             key = (
                 sample.name,
-                next((sample.labels[name] for name in ("state", "cause", "reason") if name in sample.labels), ""),
+                next(
+                    (
+                        sample.labels[name]
+                        for name in ("state", "cause", "reason")
+                        if name in sample.labels
+                    ),
+                    "",
+                ),
             )
             found[key] = found.get(key, 0) + sample.value
     return found
@@ -81,21 +97,33 @@ def values(running: Running) -> dict[tuple[str, str], float]:
 def idle(running: Running) -> bool:
     now = values(running)
     return not (
-        now["octavo_requests_running", ""] or now["octavo_requests_waiting", ""] or now["octavo_group_pages", "held"]
+        now["octavo_requests_running", ""]
+        or now["octavo_requests_waiting", ""]
+        or now["octavo_group_pages", "held"]
         or now["octavo_group_pages", "limbo"]
-    )  # fmt: skip
+    )
 
 
 def test_many_clients_get_what_each_would_get_alone(running: Running) -> None:
     prompts = [f"{number} times the same " * (1 + number % 5) for number in range(12)]
 
     async def ask(client: openai.AsyncOpenAI, prompt: str, stream: bool) -> str:
-        made: Any = await client.completions.create(prompt=prompt, max_tokens=12, stream=stream, **GREEDY)
-        return "".join([part.choices[0].text async for part in made]) if stream else made.choices[0].text
+        made: Any = await client.completions.create(
+            prompt=prompt, max_tokens=12, stream=stream, **GREEDY
+        )
+        return (
+            "".join([part.choices[0].text async for part in made])
+            if stream
+            else made.choices[0].text
+        )
 
     async def run() -> list[str]:
-        async with openai.AsyncOpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0) as client:
-            return await asyncio.gather(*(ask(client, prompt, number % 2 == 0) for number, prompt in enumerate(prompts)))
+        async with openai.AsyncOpenAI(
+            base_url=f"{running.url}/v1", api_key="none", max_retries=0
+        ) as client:
+            return await asyncio.gather(
+                *(ask(client, prompt, number % 2 == 0) for number, prompt in enumerate(prompts))
+            )
 
     assert asyncio.run(run()) == [expected(running, prompt, max_tokens=12) for prompt in prompts]
     assert wait_until(lambda: idle(running))
@@ -104,12 +132,17 @@ def test_many_clients_get_what_each_would_get_alone(running: Running) -> None:
 def test_chat_is_its_template_continued(running: Running) -> None:
     messages: Any = [{"role": "user", "content": "Hello there"}]
     answer = running.client.chat.completions.create(messages=messages, max_tokens=9, **GREEDY)
-    assert answer.choices[0].message.content == expected(running, "[user]Hello there\n[assistant]", max_tokens=9)
+    assert answer.choices[0].message.content == expected(
+        running, "[user]Hello there\n[assistant]", max_tokens=9
+    )
 
 
 def test_a_second_prompt_hits_and_says_so(running: Running) -> None:
     prompt = "A long beginning that several prompts share, word for word. " * 3
-    ask: Any = {**GREEDY, "extra_body": {"ignore_eos": True, "explain_cache": True, "cache_salt": "s"}}
+    ask: Any = {
+        **GREEDY,
+        "extra_body": {"ignore_eos": True, "explain_cache": True, "cache_salt": "s"},
+    }
     first = running.client.completions.create(prompt=prompt, max_tokens=4, **ask)
     second = running.client.completions.create(prompt=prompt, max_tokens=4, **ask)
     assert first.usage is not None and first.usage.prompt_tokens_details is not None
@@ -131,7 +164,10 @@ def test_a_marked_message_is_a_resume_point(running: Running) -> None:
     mark = {"cache_control": {"type": "ephemeral"}}
 
     def ask(user: str) -> int:
-        messages: Any = [{"role": "system", "content": system.strip(), **mark}, {"role": "user", "content": user}]
+        messages: Any = [
+            {"role": "system", "content": system.strip(), **mark},
+            {"role": "user", "content": user},
+        ]
         answer = running.client.chat.completions.create(messages=messages, max_tokens=2, **GREEDY)
         assert answer.usage is not None and answer.usage.prompt_tokens_details is not None
         return answer.usage.prompt_tokens_details.cached_tokens or 0
@@ -142,7 +178,9 @@ def test_a_marked_message_is_a_resume_point(running: Running) -> None:
 
 def test_n_and_seeds(running: Running) -> None:
     made = [
-        running.client.completions.create(model="tiny", prompt="Once", n=3, seed=5, temperature=1.5, max_tokens=8)
+        running.client.completions.create(
+            model="tiny", prompt="Once", n=3, seed=5, temperature=1.5, max_tokens=8
+        )
         for _ in range(2)
     ]
     texts = [[choice.text for choice in one.choices] for one in made]
@@ -151,9 +189,13 @@ def test_n_and_seeds(running: Running) -> None:
 
 
 def test_logprobs_of_prompt_and_output(running: Running) -> None:
-    made = running.client.completions.create(prompt="Hello", echo=True, logprobs=2, max_tokens=3, **GREEDY)
+    made = running.client.completions.create(
+        prompt="Hello", echo=True, logprobs=2, max_tokens=3, **GREEDY
+    )
     logprobs = made.choices[0].logprobs
-    assert logprobs is not None and logprobs.tokens is not None and logprobs.token_logprobs is not None
+    assert (
+        logprobs is not None and logprobs.tokens is not None and logprobs.token_logprobs is not None
+    )
     ids = running.llm.tokenizer.encode("Hello")  # type: ignore[union-attr]
     log_softmax = tiny.logits("gemma3", ids).log_softmax(-1)
     assert logprobs.tokens[:5] == list("Hello")
@@ -174,7 +216,9 @@ def test_logprobs_of_prompt_and_output(running: Running) -> None:
         ({"prompt": ""}, "prompt", "empty"),
     ],
 )
-def test_what_the_engine_refuses_is_400(running: Running, fields: dict[str, Any], param: str, message: str) -> None:
+def test_what_the_engine_refuses_is_400(
+    running: Running, fields: dict[str, Any], param: str, message: str
+) -> None:
     for stream in (False, True):
         response = httpx2.post(f"{running.url}/v1/completions", json={"stream": stream, **fields})
         assert response.status_code == 400
@@ -185,7 +229,8 @@ def test_what_the_engine_refuses_is_400(running: Running, fields: dict[str, Any]
 def test_a_full_queue_is_429_and_what_no_queue_could_take_is_400(running: Running) -> None:
     url = f"{running.url}/v1/completions"
     body = {"prompt": "a", "n": 4, "max_tokens": 400, "ignore_eos": True, "stream": True}
-    # One client, since making one takes long; and the lines are kept, since forgetting them would close the stream.
+    # One client, since making one takes long; and the lines are kept, since forgetting them would
+    # close the stream.
     with httpx2.Client(timeout=60) as client, client.stream("POST", url, json=body) as others:
         next(lines := others.iter_lines())
         response = client.post(url, json={"prompt": [[65]] * 65, "max_tokens": 2})
@@ -193,7 +238,10 @@ def test_a_full_queue_is_429_and_what_no_queue_could_take_is_400(running: Runnin
     assert response.status_code == 429
     assert int(response.headers["retry-after"]) >= 1
     assert wait_until(lambda: idle(running))
-    for fields, param in (({"prompt": ["a"] * 35, "n": 2}, "prompt"), ({"prompt": "a", "n": 69}, "n")):
+    for fields, param in (
+        ({"prompt": ["a"] * 35, "n": 2}, "prompt"),
+        ({"prompt": "a", "n": 69}, "n"),
+    ):
         response = httpx2.post(url, json=fields)
         assert response.status_code == 400
         assert response.json()["error"]["param"] == param
@@ -231,7 +279,13 @@ def test_a_crashed_step_fails_its_requests_and_the_server_goes_on(
         with monkeypatch.context() as patched:
             patched.setattr(runner, "execute", crash)
             # With logprobs every token is an event, whether or not it ends a character.
-            body = {"prompt": "will this do?", "max_tokens": 9, "ignore_eos": True, "logprobs": 0, "stream": stream}
+            body = {
+                "prompt": "will this do?",
+                "max_tokens": 9,
+                "ignore_eos": True,
+                "logprobs": 0,
+                "stream": stream,
+            }
             response = httpx2.post(f"{running.url}/v1/completions", json=body)
         assert response.status_code == status
         assert '"code":"step_failed"' in response.text

@@ -1,4 +1,6 @@
-"""Every way to be wrong, and that the answer is in the OpenAI form, names the field, and is never a 500."""
+"""Every way to be wrong, and that the answer is in the OpenAI form, names the field, and is never a
+500.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,11 @@ def error_of(response: httpx2.Response, status: int) -> dict[str, Any]:
     [
         ({}, "prompt", "prompt is missing"),
         ({"prompt": None}, "prompt", "valid"),
-        ({"prompt": 5}, "prompt", "Input should be a valid string, or: Input should be a valid list"),
+        (
+            {"prompt": 5},
+            "prompt",
+            "Input should be a valid string, or: Input should be a valid list",
+        ),
         ({"prompt": []}, "prompt", "at least 1"),
         ({"prompt": [[]]}, "prompt[0]", "at least 1"),
         ({"prompt": ["a", 1]}, None, ""),
@@ -65,13 +71,21 @@ def error_of(response: httpx2.Response, status: int) -> dict[str, Any]:
         ({"prompt": [10**400]}, "prompt[0]", ""),
         ({"prompt": [400]}, "prompt", "prompt: [400] is wrong"),
         ({"prompt": ""}, "prompt", "wrong"),
-        ({"prompt": "a" * 300}, "prompt", "300 prompt tokens and 1 more are beyond the limit of 200"),
+        (
+            {"prompt": "a" * 300},
+            "prompt",
+            "300 prompt tokens and 1 more are beyond the limit of 200",
+        ),
         ({"prompt": "\ud800"}, "prompt", ""),
         ({"prompt": "a", "temperature": -1}, "temperature", "greater than or equal to 0"),
         ({"prompt": "a", "temperature": "1"}, "temperature", "valid number"),
         ({"prompt": "a", "temperature": float("nan")}, "temperature", "finite number"),
         ({"prompt": "a", "top_p": 0}, "top_p", "greater than 0"),
-        ({"prompt": "a", "repetition_penalty": float("inf")}, "repetition_penalty", "finite number"),
+        (
+            {"prompt": "a", "repetition_penalty": float("inf")},
+            "repetition_penalty",
+            "finite number",
+        ),
         ({"prompt": "a", "n": 0}, "n", "greater than or equal to 1"),
         ({"prompt": "a", "n": True}, "n", "valid integer"),
         ({"prompt": "a", "max_tokens": 1.5}, "max_tokens", "valid integer"),
@@ -81,7 +95,11 @@ def error_of(response: httpx2.Response, status: int) -> dict[str, Any]:
         ({"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias.x", "match pattern"),
         ({"prompt": "a", "stop": [""]}, "stop[0]", "at least 1 character"),
         ({"prompt": "a", "seed": 2**63}, "seed", "less than or equal"),
-        ({"prompt": "a", "stream_options": {"include_usage": True}}, "stream_options", "needs stream: true"),
+        (
+            {"prompt": "a", "stream_options": {"include_usage": True}},
+            "stream_options",
+            "needs stream: true",
+        ),
         ({"prompt": "a", "best_of": 2}, "best_of", "best_of must equal n"),
         ({"prompt": "a", "suffix": "b"}, "suffix", "suffix is not supported"),
         ({"prompt": "a", "cache_marks": [0]}, "cache_marks[0]", "greater than or equal to 1"),
@@ -91,8 +109,12 @@ def error_of(response: httpx2.Response, status: int) -> dict[str, Any]:
         ({"prompt": "a", "\ud800": 5}, None, "unicode"),
     ],
 )
-def test_wrong_completions(client: httpx2.Client, fields: dict[str, Any], param: str | None, message: str) -> None:
-    response = client.post(COMPLETIONS, content=json.dumps(fields), headers={"content-type": "application/json"})
+def test_wrong_completions(
+    client: httpx2.Client, fields: dict[str, Any], param: str | None, message: str
+) -> None:
+    response = client.post(
+        COMPLETIONS, content=json.dumps(fields), headers={"content-type": "application/json"}
+    )
     error = error_of(response, 400)
     assert error["type"] == "invalid_request_error"
     assert message in error["message"]
@@ -108,29 +130,67 @@ IMAGE = {"type": "image_url", "image_url": {"url": "http://x/y.png"}}
     [
         ({}, "messages", "messages is missing"),
         ({"messages": []}, "messages", "at least 1"),
-        ({"messages": [{"role": "tool", "content": "a"}]}, "messages[0].role", "'system', 'developer', 'user' or 'assistant'"),
+        (
+            {"messages": [{"role": "tool", "content": "a"}]},
+            "messages[0].role",
+            "'system', 'developer', 'user' or 'assistant'",
+        ),
         ({"messages": [{"role": "user"}]}, "messages[0].content", "missing"),
-        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0].type", "images and audio"),
-        ({"messages": [{"role": "user", "content": "a", "tool_calls": []}]}, "messages[0].tool_calls", "not a field"),
-        ({"messages": [{"role": "user", "content": "a", "cache_control": {"type": "x"}}]}, None, "ephemeral"),
-        ({"messages": [{"role": "user", "content": "a" * 300}]}, "messages", "beyond the limit of 200"),
-        ({"messages": USER, "tools": [{"type": "function"}]}, "tools", "tools is not supported: octavo calls no tools"),
+        (
+            {"messages": [{"role": "user", "content": [IMAGE]}]},
+            "messages[0].content[0].type",
+            "images and audio",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "a", "tool_calls": []}]},
+            "messages[0].tool_calls",
+            "not a field",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "a", "cache_control": {"type": "x"}}]},
+            None,
+            "ephemeral",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "a" * 300}]},
+            "messages",
+            "beyond the limit of 200",
+        ),
+        (
+            {"messages": USER, "tools": [{"type": "function"}]},
+            "tools",
+            "tools is not supported: octavo calls no tools",
+        ),
         (
             {"messages": USER, "response_format": {"type": "json_object"}},
             "response_format.type",
             "response_format is not supported",
         ),
         ({"messages": USER, "audio": {"voice": "x"}}, "audio", "audio is not supported"),
-        ({"messages": USER, "modalities": ["audio"]}, "modalities[0]", "modalities is not supported"),
-        ({"messages": USER, "web_search_options": {}}, "web_search_options", "web_search_options is not supported"),
+        (
+            {"messages": USER, "modalities": ["audio"]},
+            "modalities[0]",
+            "modalities is not supported",
+        ),
+        (
+            {"messages": USER, "web_search_options": {}},
+            "web_search_options",
+            "web_search_options is not supported",
+        ),
         ({"messages": USER, "store": True}, "store", "store is not supported"),
         ({"messages": USER, "top_logprobs": 2}, "top_logprobs", "top_logprobs needs logprobs"),
         ({"messages": USER, "logprobs": 2}, "logprobs", "valid boolean"),
-        ({"messages": USER, "stream": True, "prompt_logprobs": 1}, "prompt_logprobs", "needs stream: false"),
+        (
+            {"messages": USER, "stream": True, "prompt_logprobs": 1},
+            "prompt_logprobs",
+            "needs stream: false",
+        ),
         ({"messages": USER, "continue_final_message": "yes"}, "continue_final_message", "boolean"),
     ],
 )
-def test_wrong_chats(client: httpx2.Client, fields: dict[str, Any], param: str | None, message: str) -> None:
+def test_wrong_chats(
+    client: httpx2.Client, fields: dict[str, Any], param: str | None, message: str
+) -> None:
     error = error_of(client.post(CHAT, json=fields), 400)
     assert message in error["message"]
     if param is not None:
@@ -139,14 +199,22 @@ def test_wrong_chats(client: httpx2.Client, fields: dict[str, Any], param: str |
 
 def test_too_many_marks(client: httpx2.Client) -> None:
     marked = {"role": "user", "content": "a", "cache_control": {"type": "ephemeral"}}
-    assert error_of(client.post(CHAT, json={"messages": [marked] * 17}), 400)["param"] == "cache_control"
+    assert (
+        error_of(client.post(CHAT, json={"messages": [marked] * 17}), 400)["param"]
+        == "cache_control"
+    )
 
 
-def test_a_model_without_a_template_or_a_template_that_refuses(client: httpx2.Client, engine: FakeEngine) -> None:
+def test_a_model_without_a_template_or_a_template_that_refuses(
+    client: httpx2.Client, engine: FakeEngine
+) -> None:
     template = engine.tokenizer.backend.chat_template
     try:
         engine.tokenizer.backend.chat_template = None
-        assert "no chat template" in error_of(client.post(CHAT, json={"messages": USER}), 400)["message"]
+        assert (
+            "no chat template"
+            in error_of(client.post(CHAT, json={"messages": USER}), 400)["message"]
+        )
         engine.tokenizer.backend.chat_template = "{{ raise_exception('roles must alternate') }}"
         error = error_of(client.post(CHAT, json={"messages": USER}), 400)
         assert error["param"] == "messages"
@@ -171,12 +239,16 @@ NO_JSON = [
 
 @pytest.mark.parametrize("content", NO_JSON, ids=range(len(NO_JSON)))
 def test_bodies_that_are_no_json_object(client: httpx2.Client, content: bytes) -> None:
-    response = client.post(COMPLETIONS, content=content, headers={"content-type": "application/json"})
+    response = client.post(
+        COMPLETIONS, content=content, headers={"content-type": "application/json"}
+    )
     assert "JSON" in error_of(response, 400)["message"]
 
 
 def test_json_must_say_that_it_is(client: httpx2.Client) -> None:
-    response = client.post(COMPLETIONS, content=b'{"prompt": "a"}', headers={"content-type": "text/plain"})
+    response = client.post(
+        COMPLETIONS, content=b'{"prompt": "a"}', headers={"content-type": "text/plain"}
+    )
     assert "content-type application/json" in error_of(response, 400)["message"]
 
 
@@ -228,7 +300,13 @@ def test_wrong_detokenize(client: httpx2.Client) -> None:
     ],
 )
 def test_what_the_engine_raises(
-    client: httpx2.Client, engine: FakeEngine, error: Exception, status: int, code: str, retry: str | None, stream: bool
+    client: httpx2.Client,
+    engine: FakeEngine,
+    error: Exception,
+    status: int,
+    code: str,
+    retry: str | None,
+    stream: bool,
 ) -> None:
     engine.error = error
     response = client.post(COMPLETIONS, json={"prompt": "a", "stream": stream})
@@ -269,7 +347,10 @@ def test_messages_of_the_engine_name_their_field() -> None:
 
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(st.characters(), max_size=5), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(st.characters(), max_size=5), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 NAMES = st.sampled_from(
@@ -291,11 +372,19 @@ NAMES = st.sampled_from(
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/tokenize", "/detokenize"])
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(fields=st.dictionaries(NAMES, ANYTHING, max_size=4), base=st.booleans())
 def test_whatever_comes_is_no_mistake_of_the_server(
     client: httpx2.Client, path: str, fields: dict[str, Any], base: bool
 ) -> None:
-    good = {CHAT: {"messages": USER}, "/detokenize": {"tokens": [1]}}.get(path, {"prompt": "a"}) if base else {}
-    response = client.post(path, content=json.dumps(good | fields), headers={"content-type": "application/json"})
+    good = (
+        {CHAT: {"messages": USER}, "/detokenize": {"tokens": [1]}}.get(path, {"prompt": "a"})
+        if base
+        else {}
+    )
+    response = client.post(
+        path, content=json.dumps(good | fields), headers={"content-type": "application/json"}
+    )
     assert response.status_code in (200, 400), response.text

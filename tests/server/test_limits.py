@@ -36,16 +36,30 @@ def payload(size: int) -> bytes:
 def test_body_limit(url: str, chunked: bool) -> None:
     for size, status in ((LIMIT, 200), (LIMIT + 1, 413), (50 * LIMIT, 413)):
         content = payload(size)
-        pieces = (content[start : start + 300] for start in range(0, size, 300)) if chunked else content
+        pieces = (
+            (content[start : start + 300] for start in range(0, size, 300)) if chunked else content
+        )
         response = httpx2.post(f"{url}/v1/completions", content=pieces, headers=headers())
         assert response.status_code == status
     assert response.json()["error"]["code"] == "request_too_large"
     assert "1000 bytes" in response.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("value", [None, "", "Bearer", "Bearer wrong", "Basic schl", KEY.encode(), b"Bearer \xff\xfe"])
 @pytest.mark.parametrize(
-    "path", ["/v1/models", "/v1/completions", "/metrics", "/cache", "/version", "/openapi.json", "/nothing", "/health/"]
+    "value", [None, "", "Bearer", "Bearer wrong", "Basic schl", KEY.encode(), b"Bearer \xff\xfe"]
+)
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/models",
+        "/v1/completions",
+        "/metrics",
+        "/cache",
+        "/version",
+        "/openapi.json",
+        "/nothing",
+        "/health/",
+    ],
 )
 def test_without_the_key(url: str, path: str, value: str | bytes | None) -> None:
     response = httpx2.get(url + path, headers={} if value is None else {"authorization": value})
@@ -57,7 +71,12 @@ def test_without_the_key(url: str, path: str, value: str | bytes | None) -> None
 def test_with_the_key(url: str) -> None:
     for path in ("/v1/models", "/metrics", "/cache", "/version", "/openapi.json"):
         assert httpx2.get(url + path, headers=headers()).status_code == 200
-    assert httpx2.get(f"{url}/v1/models", headers={"authorization": b"bearer " + KEY.encode()}).status_code == 200
+    assert (
+        httpx2.get(
+            f"{url}/v1/models", headers={"authorization": b"bearer " + KEY.encode()}
+        ).status_code
+        == 200
+    )
 
 
 def test_health_and_page_need_no_key(url: str) -> None:
@@ -73,7 +92,10 @@ def test_the_client_brings_its_key() -> None:
         openai.OpenAI(base_url=f"{url}/v1", api_key="k") as client,
         openai.OpenAI(base_url=f"{url}/v1", api_key="other", max_retries=0) as stranger,
     ):
-        assert client.completions.create(model="fake", prompt="a", max_tokens=99).choices[0].text == ANSWER
+        assert (
+            client.completions.create(model="fake", prompt="a", max_tokens=99).choices[0].text
+            == ANSWER
+        )
         with pytest.raises(openai.AuthenticationError):
             stranger.models.list()
 
@@ -100,4 +122,6 @@ def test_the_document_names_key_and_errors() -> None:
             assert ("security" in operation) == (path != "/health")
             for status, response in operation["responses"].items():
                 if status not in ("200",):
-                    assert response["content"]["application/json"]["schema"]["$ref"].endswith("/ErrorBody")
+                    assert response["content"]["application/json"]["schema"]["$ref"].endswith(
+                        "/ErrorBody"
+                    )

@@ -1,4 +1,5 @@
-"""The load test's own clients against a server in this process, for seconds: what must hold after minutes holds after these.
+"""The load test's own clients against a server in this process, for seconds: what must hold after
+minutes holds after these.
 
 The oracle is an ``LLM`` without a prefix cache that is given one prompt at a time.
 """
@@ -13,7 +14,17 @@ import httpx2
 import pytest
 
 from benchmarks.clients import Clients, Record, Target
-from benchmarks.load import MAX_BODY, Sample, Traffic, drive, growth, miscounted, read_cache, read_metrics, settle
+from benchmarks.load import (
+    MAX_BODY,
+    Sample,
+    Traffic,
+    drive,
+    growth,
+    miscounted,
+    read_cache,
+    read_metrics,
+    settle,
+)
 from benchmarks.traffic import Case, make_pool
 from octavo.engine.aio import AsyncLLM
 from octavo.observe.metrics import Metrics
@@ -38,20 +49,31 @@ def made(model: Path) -> tuple[list[Case], int]:
 def url(model: Path) -> Iterator[str]:
     metrics = Metrics()
     engine = AsyncLLM.load(
-        str(model), recorder=metrics, max_waiting=WAITING, max_num_seqs=SLOTS, max_num_batched_tokens=128, dtype="float32",
-        device="cpu", kv_memory="1MiB", max_model_len=LONGEST,
-    )  # fmt: skip
+        str(model),
+        recorder=metrics,
+        max_waiting=WAITING,
+        max_num_seqs=SLOTS,
+        max_num_batched_tokens=128,
+        dtype="float32",
+        device="cpu",
+        kv_memory="1MiB",
+        max_model_len=LONGEST,
+    )
     with serving(create_app(engine, metrics=metrics, max_body_bytes=MAX_BODY)) as url:
         yield url
 
 
-def loaded(url: str, pool: Sequence[Case], vocab: int, traffic: Traffic) -> tuple[Record, dict[str, float]]:
+def loaded(
+    url: str, pool: Sequence[Case], vocab: int, traffic: Traffic
+) -> tuple[Record, dict[str, float]]:
     """What clients met, and the server's metrics at rest."""
 
     async def run() -> tuple[Record, dict[str, float]]:
         queue = SLOTS + WAITING
         clients = Clients(
-            Target(url=url, longest=LONGEST, vocab=vocab, max_body=MAX_BODY, queue=queue), pool, seed=traffic.seed
+            Target(url=url, longest=LONGEST, vocab=vocab, max_body=MAX_BODY, queue=queue),
+            pool,
+            seed=traffic.seed,
         )
         async with clients.http:
             stop = asyncio.Event()
@@ -65,7 +87,9 @@ def loaded(url: str, pool: Sequence[Case], vocab: int, traffic: Traffic) -> tupl
     return asyncio.run(run())
 
 
-def test_nobody_gets_anything_wrong_and_nothing_stays_behind(url: str, made: tuple[list[Case], int]) -> None:
+def test_nobody_gets_anything_wrong_and_nothing_stays_behind(
+    url: str, made: tuple[list[Case], int]
+) -> None:
     pool, vocab = made
     traffic = Traffic(mode="mixed", clients=8, rate=4.0, seconds=6.0, burst_every=2.0, seed=5)
     record, metrics = loaded(url, pool, vocab, traffic)
@@ -81,7 +105,13 @@ def test_nobody_gets_anything_wrong_and_nothing_stays_behind(url: str, made: tup
 def test_a_wrong_answer_is_a_problem(url: str, made: tuple[list[Case], int]) -> None:
     pool, vocab = made
     swapped = [
-        Case(kind=case.kind, canary=case.canary, path=case.path, body=other.body, answers=case.answers)
+        Case(
+            kind=case.kind,
+            canary=case.canary,
+            path=case.path,
+            body=other.body,
+            answers=case.answers,
+        )
         for case, other in zip(pool, [*pool[1:], pool[0]], strict=True)
         if case.path == other.path and len(case.answers) == len(other.answers)
     ]
@@ -104,7 +134,9 @@ def test_pages_that_do_not_add_up_are_told(url: str) -> None:
 
 def test_growth_is_of_the_second_half() -> None:
     def sample(seconds: float, rss: int) -> Sample:
-        zeros = dict.fromkeys(("running", "waiting", "held", "cached", "limbo", "nodes", "ghosts"), 0)
+        zeros = dict.fromkeys(
+            ("running", "waiting", "held", "cached", "limbo", "nodes", "ghosts"), 0
+        )
         return Sample(seconds=seconds, rss=rss, preemptions=0, evicted=0, **zeros)
 
     first = [sample(time, 10_000 * time) for time in range(10)]

@@ -1,4 +1,6 @@
-"""The official client against the server: everything that it reads, whole and streamed, sync and async."""
+"""The official client against the server: everything that it reads, whole and streamed, sync and
+async.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,9 @@ def test_chat_stream(client: openai.OpenAI) -> None:
 
 
 def test_chat_logprobs(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(model="fake", messages=HELLO, logprobs=True, top_logprobs=2, max_tokens=3)
+    answer = client.chat.completions.create(
+        model="fake", messages=HELLO, logprobs=True, top_logprobs=2, max_tokens=3
+    )
     logprobs = answer.choices[0].logprobs
     assert logprobs is not None and logprobs.content is not None
     assert [bytes(token.bytes or ()) for token in logprobs.content] == [b"G", b"r", b"\xc3"]
@@ -85,7 +89,12 @@ def test_chat_logprobs(client: openai.OpenAI) -> None:
     streamed = client.chat.completions.create(
         model="fake", messages=HELLO, logprobs=True, top_logprobs=2, max_tokens=3, stream=True
     )
-    pieces = [choice.logprobs.content for chunk in streamed for choice in chunk.choices if choice.logprobs is not None]
+    pieces = [
+        choice.logprobs.content
+        for chunk in streamed
+        for choice in chunk.choices
+        if choice.logprobs is not None
+    ]
     assert [token for piece in pieces for token in piece or ()] == logprobs.content
 
 
@@ -110,9 +119,13 @@ def test_completion(client: openai.OpenAI, engine: FakeEngine) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("prompt", [["ab", "c"], [[5, 6], [7]], "ab", [5, 6, 7]])
-def test_prompts_in_every_shape(client: openai.OpenAI, engine: FakeEngine, prompt: Any, stream: bool) -> None:
+def test_prompts_in_every_shape(
+    client: openai.OpenAI, engine: FakeEngine, prompt: Any, stream: bool
+) -> None:
     many = prompt if isinstance(prompt[0], list) or prompt == ["ab", "c"] else [prompt]
-    made: Any = client.completions.create(model="fake", prompt=prompt, n=2, max_tokens=4, stream=stream)
+    made: Any = client.completions.create(
+        model="fake", prompt=prompt, n=2, max_tokens=4, stream=stream
+    )
     texts: dict[int, str] = {}
     for part in made if stream else [made]:
         for choice in part.choices:
@@ -122,7 +135,9 @@ def test_prompts_in_every_shape(client: openai.OpenAI, engine: FakeEngine, promp
     assert sorted(call[1] for call in engine.calls[-len(many) :]) == sorted(prompts)
 
 
-def test_completion_default_is_16_tokens_and_chat_as_many_as_fit(client: openai.OpenAI, engine: FakeEngine) -> None:
+def test_completion_default_is_16_tokens_and_chat_as_many_as_fit(
+    client: openai.OpenAI, engine: FakeEngine
+) -> None:
     client.completions.create(model="fake", prompt="a")
     assert engine.calls[-1][2].max_tokens == 16
     client.chat.completions.create(model="fake", messages=HELLO)
@@ -131,13 +146,23 @@ def test_completion_default_is_16_tokens_and_chat_as_many_as_fit(client: openai.
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_echo_with_logprobs(client: openai.OpenAI, engine: FakeEngine, stream: bool) -> None:
-    made: Any = client.completions.create(model="fake", prompt="hé", echo=True, logprobs=1, max_tokens=4, n=2, stream=stream)
+    made: Any = client.completions.create(
+        model="fake", prompt="hé", echo=True, logprobs=1, max_tokens=4, n=2, stream=stream
+    )
     parts = list(made) if stream else [made]
     for index in (0, 1):
         mine = [choice for part in parts for choice in part.choices if choice.index == index]
         logprobs = [choice.logprobs for choice in mine if choice.logprobs is not None]
         assert "".join(choice.text for choice in mine) == "héGrü"
-        assert [name for one in logprobs for name in one.tokens] == ["h", "\\xc3", "\\xa9", "G", "r", "\\xc3", "\\xbc"]
+        assert [name for one in logprobs for name in one.tokens] == [
+            "h",
+            "\\xc3",
+            "\\xa9",
+            "G",
+            "r",
+            "\\xc3",
+            "\\xbc",
+        ]
         assert [value for one in logprobs for value in one.text_offset] == [0, 1, 1, 2, 3, 4, 4]
         values = [value for one in logprobs for value in one.token_logprobs]
         tokens = engine.tokenizer.encode("héGrü")
@@ -150,18 +175,33 @@ def test_echo_with_logprobs(client: openai.OpenAI, engine: FakeEngine, stream: b
 
 def test_extensions_reach_the_engine(client: openai.OpenAI, engine: FakeEngine) -> None:
     sampling = {
-        "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.2, "min_tokens": 2, "stop_token_ids": [9], "ignore_eos": True,
+        "top_k": 5,
+        "min_p": 0.1,
+        "repetition_penalty": 1.2,
+        "min_tokens": 2,
+        "stop_token_ids": [9],
+        "ignore_eos": True,
         "prompt_logprobs": 2,
-    }  # fmt: skip
+    }
     hints = {"cache_salt": "mine", "priority": 3, "cache_marks": [2, 4], "explain_cache": True}
     made = client.completions.create(
-        model="fake", prompt="Hello", logit_bias={"7": -5}, presence_penalty=1, frequency_penalty=-1, top_p=0.5,
+        model="fake",
+        prompt="Hello",
+        logit_bias={"7": -5},
+        presence_penalty=1,
+        frequency_penalty=-1,
+        top_p=0.5,
         extra_body=sampling | hints,
-    )  # fmt: skip
+    )
     _, _, params, options = engine.calls[-1]
     assert options == {"cache_salt": "mine", "priority": 3, "marks": [2, 4]}
     assert {name: getattr(params, name) for name in sampling} == sampling | {"stop_token_ids": (9,)}
-    assert (params.logit_bias, params.presence_penalty, params.frequency_penalty, params.top_p) == ({7: -5.0}, 1, -1, 0.5)
+    assert (params.logit_bias, params.presence_penalty, params.frequency_penalty, params.top_p) == (
+        {7: -5.0},
+        1,
+        -1,
+        0.5,
+    )
     raw = made.model_dump()
     assert raw["cache"]["reason"] == "no resume point behind 16 tokens"
     assert raw["cache"]["cause"] == "no_checkpoint"
@@ -174,7 +214,9 @@ def test_extensions_reach_the_engine(client: openai.OpenAI, engine: FakeEngine) 
 
 
 def test_explanation_comes_last_in_a_stream(client: openai.OpenAI) -> None:
-    stream = client.chat.completions.create(model="fake", messages=HELLO, stream=True, extra_body={"explain_cache": True})
+    stream = client.chat.completions.create(
+        model="fake", messages=HELLO, stream=True, extra_body={"explain_cache": True}
+    )
     *others, last = [chunk.model_dump() for chunk in stream]
     assert last["choices"] == []
     assert last["cache"]["limited_by"] == ["window 16"]
@@ -183,18 +225,35 @@ def test_explanation_comes_last_in_a_stream(client: openai.OpenAI) -> None:
 
 def test_fields_that_ask_for_nothing_are_accepted(client: openai.OpenAI) -> None:
     client.chat.completions.create(
-        model="fake", messages=[{"role": "developer", "content": [{"type": "text", "text": "a"}]}], user="u",
-        metadata={"a": "b"}, store=False, service_tier="auto", parallel_tool_calls=True, safety_identifier="s",
-        tools=[], tool_choice="none", response_format={"type": "text"}, modalities=["text"], prompt_cache_key="k",
-        temperature=None, stop=None,
-    )  # fmt: skip
+        model="fake",
+        messages=[{"role": "developer", "content": [{"type": "text", "text": "a"}]}],
+        user="u",
+        metadata={"a": "b"},
+        store=False,
+        service_tier="auto",
+        parallel_tool_calls=True,
+        safety_identifier="s",
+        tools=[],
+        tool_choice="none",
+        response_format={"type": "text"},
+        modalities=["text"],
+        prompt_cache_key="k",
+        temperature=None,
+        stop=None,
+    )
 
 
 def test_cache_control_becomes_marks(client: openai.OpenAI, engine: FakeEngine) -> None:
     mark = {"cache_control": {"type": "ephemeral"}}
     messages: Any = [
         {"role": "system", "content": "Be kind.", **mark},
-        {"role": "user", "content": [{"type": "text", "text": "long", **mark}, {"type": "text", "text": "short"}]},
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "long", **mark},
+                {"type": "text", "text": "short"},
+            ],
+        },
     ]
     client.chat.completions.create(model="fake", messages=messages)
     _, prompt, _, options = engine.calls[-1]
@@ -206,14 +265,18 @@ def test_cache_control_becomes_marks(client: openai.OpenAI, engine: FakeEngine) 
 
 
 def test_tokenize_and_back(client: openai.OpenAI, engine: FakeEngine) -> None:
-    made = client.post("/../tokenize", body={"prompt": "é<end>", "return_token_strs": True}, cast_to=dict[str, Any])
+    made = client.post(
+        "/../tokenize", body={"prompt": "é<end>", "return_token_strs": True}, cast_to=dict[str, Any]
+    )
     assert made == {
         "count": 3,
         "max_model_len": 200,
         "tokens": engine.tokenizer.encode("é<end>"),
         "token_strs": ["\\xc3", "\\xa9", "<end>"],
     }
-    back = client.post("/../detokenize", body={"tokens": engine.tokenizer.encode("aé")}, cast_to=dict[str, Any])
+    back = client.post(
+        "/../detokenize", body={"tokens": engine.tokenizer.encode("aé")}, cast_to=dict[str, Any]
+    )
     assert back == {"prompt": "aé"}
     chat = client.post("/../tokenize", body={"messages": HELLO}, cast_to=dict[str, Any])
     assert chat["tokens"] == engine.tokenizer.encode(RENDERED)
@@ -221,11 +284,15 @@ def test_tokenize_and_back(client: openai.OpenAI, engine: FakeEngine) -> None:
 
 def test_async_client_many_at_once(url: str) -> None:
     async def ask(client: openai.AsyncOpenAI, number: int) -> str:
-        stream = await client.completions.create(model="fake", prompt=f"{number}", max_tokens=100, stream=True)
+        stream = await client.completions.create(
+            model="fake", prompt=f"{number}", max_tokens=100, stream=True
+        )
         return "".join([chunk.choices[0].text async for chunk in stream])
 
     async def run() -> list[str]:
-        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        async with openai.AsyncOpenAI(
+            base_url=f"{url}/v1", api_key="none", max_retries=0
+        ) as client:
             chat = await client.chat.completions.create(model="fake", messages=HELLO)
             assert chat.choices[0].message.content == ANSWER
             return await asyncio.gather(*(ask(client, number) for number in range(20)))

@@ -1,6 +1,8 @@
-"""The live page in a real browser: what headless Chromium makes of page.html and of the JSON of a simulated run.
+"""The live page in a real browser: what headless Chromium makes of page.html and of the JSON of a
+simulated run.
 
-Owns a small server that plays /cache as docs/inspecting.md describes it, and how a rendered page is read. The oracle is the
+Owns a small server that plays /cache as docs/inspecting.md describes it, and how a rendered page is
+read. The oracle is the
 snapshot: every page, request and explanation in it must be found in the drawing.
 """
 
@@ -27,29 +29,50 @@ from octavo.sched.step import StepResult
 from tests.cache.drive import gemma_layout, make_request
 
 PAGE = Path(__file__).parents[2] / "octavo" / "server" / "page.html"
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+BROWSER = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
 FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--enable-logging=stderr", "--window-size=1280,900",
-)  # fmt: skip
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--enable-logging=stderr",
+    "--window-size=1280,900",
+)
 EVIL = "<img src=x onerror=\"document.title='owned'\">"
 KEY = "let-me-in"
 # A page that logs in as a reader would, by what the login form leaves behind.
-DOOR = f"<!doctype html><script>sessionStorage.setItem('octavo-key', '{KEY}'); location.replace('/')</script>"
+DOOR = (
+    f"<!doctype html><script>sessionStorage.setItem('octavo-key', '{KEY}');"
+    " location.replace('/')</script>"
+)
 
 needs_browser = pytest.mark.skipif(BROWSER is None, reason="no chromium or google-chrome on PATH")
 
 
 class Served:
-    """A scheduler without a model: one shared prompt, then requests in all states. One more step whenever it is asked."""
+    """A scheduler without a model: one shared prompt, then requests in all states. One more step
+    whenever it is asked.
+    """
 
     def __init__(self) -> None:
-        self.scheduler = Scheduler(gemma_layout(arena_bytes=64 << 20), max_num_batched_tokens=1024, max_num_seqs=3)
+        self.scheduler = Scheduler(
+            gemma_layout(arena_bytes=64 << 20), max_num_batched_tokens=1024, max_num_seqs=3
+        )
         self.requests = [make_request("first", range(900), max_tokens=2)]
         self.scheduler.add(self.requests[0])
         while self.scheduler.has_work:
             self.step()
-        later = [("branch", [*range(600), *range(5000, 5200)]), (EVIL, [*range(900), 1, 2, 3]), ("new", range(7000, 7300))]
+        later = [
+            ("branch", [*range(600), *range(5000, 5200)]),
+            (EVIL, [*range(900), 1, 2, 3]),
+            ("new", range(7000, 7300)),
+        ]
         for name, tokens in [*later, ("last", range(8000, 8100))]:
             self.requests.append(make_request(name, tokens, max_tokens=5000))
             self.scheduler.add(self.requests[-1])
@@ -62,34 +85,59 @@ class Served:
     def step(self) -> None:
         plan = self.scheduler.schedule()
         assert plan is not None
-        names = [name for name, samples in zip(plan.request_ids, plan.samples.tolist(), strict=True) if samples]
+        names = [
+            name
+            for name, samples in zip(plan.request_ids, plan.samples.tolist(), strict=True)
+            if samples
+        ]
         self.scheduler.commit(StepResult(step=plan.step, tokens=dict.fromkeys(names, 7)))
 
     def data(self, *, max_pages: int = MAX_PAGES) -> dict[str, Any]:
         """What GET /cache says."""
         cache = inspect(self.scheduler.cache, max_pages=max_pages)
         held = {request.request_id: vars(request) for request in cache.requests}
-        explanations = {request.request_id: self.scheduler.explain(request.request_id) for request in self.requests}
+        explanations = {
+            request.request_id: self.scheduler.explain(request.request_id)
+            for request in self.requests
+        }
         data = {
-            "model": "toy", "uptime_seconds": 75.0,
+            "model": "toy",
+            "uptime_seconds": 75.0,
             "stats": {
-                "running": self.scheduler.num_running, "waiting": self.scheduler.num_waiting, "prompt_tokens": 2000,
-                "cached_tokens": 500, "generated_tokens": 3000, "preemptions": 0, "finished": 1,
+                "running": self.scheduler.num_running,
+                "waiting": self.scheduler.num_waiting,
+                "prompt_tokens": 2000,
+                "cached_tokens": 500,
+                "generated_tokens": 3000,
+                "preemptions": 0,
+                "finished": 1,
             },
             "cache": cache,
             "requests": [
-                {"request_id": one.request_id, "tokens": one.num_tokens, **held.get(one.request_id, {}),
-                 "state": one.state, "priority": one.priority}
-                for one in self.requests if not one.finished
+                {
+                    "request_id": one.request_id,
+                    "tokens": one.num_tokens,
+                    **held.get(one.request_id, {}),
+                    "state": one.state,
+                    "priority": one.priority,
+                }
+                for one in self.requests
+                if not one.finished
             ],
-            "explanations": [{"request_id": name, **vars(why)} for name, why in reversed(explanations.items()) if why],
-        }  # fmt: skip
+            "explanations": [
+                {"request_id": name, **vars(why)}
+                for name, why in reversed(explanations.items())
+                if why
+            ],
+        }
         return json.loads(json.dumps(data, default=vars))
 
 
 @dataclass
 class Answers:
-    """What the small server says to GET /cache, and what it was asked. good: answers before it breaks."""
+    """What the small server says to GET /cache, and what it was asked. good: answers before it
+    breaks.
+    """
 
     data: dict[str, Any]
     key: str | None = None
@@ -108,7 +156,11 @@ class Answers:
         self.good -= 1
         self.data["uptime_seconds"] += 1.0
         self.data["stats"]["generated_tokens"] += 40
-        return (200, "application/json", json.dumps(self.data)) if self.good >= 0 else (500, "text/plain", "")
+        return (
+            (200, "application/json", json.dumps(self.data))
+            if self.good >= 0
+            else (500, "text/plain", "")
+        )
 
 
 @contextmanager
@@ -154,7 +206,11 @@ class Node:
     def all(self, tag: str) -> list[Node]:
         """Every element of that name below this one, in order."""
         inner = [child for child in self.children if isinstance(child, Node)]
-        return [found for child in inner for found in ([child] if child.tag == tag else []) + child.all(tag)]
+        return [
+            found
+            for child in inner
+            for found in ([child] if child.tag == tag else []) + child.all(tag)
+        ]
 
     def find(self, name: str) -> Node:
         """The element with that id."""
@@ -189,15 +245,28 @@ class Tree(HTMLParser):
 
 
 def render(answers: Answers, tmp_path: Path, *, start: str = "/", seconds: int = 4) -> Node:
-    """The page as it stands after some virtual seconds. The browser must not have complained about its script."""
+    """The page as it stands after some virtual seconds. The browser must not have complained about
+    its script.
+    """
     assert BROWSER is not None
     with serve(answers) as url:
         done = subprocess.run(
-            [BROWSER, *FLAGS, f"--user-data-dir={tmp_path / 'profile'}", f"--virtual-time-budget={seconds * 1000}",
-             "--dump-dom", url + start],
-            capture_output=True, text=True, timeout=120, check=True,
-        )  # fmt: skip
-    assert "Uncaught" not in done.stderr and "Content Security Policy" not in done.stderr, done.stderr
+            [
+                BROWSER,
+                *FLAGS,
+                f"--user-data-dir={tmp_path / 'profile'}",
+                f"--virtual-time-budget={seconds * 1000}",
+                "--dump-dom",
+                url + start,
+            ],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        )
+    assert "Uncaught" not in done.stderr and "Content Security Policy" not in done.stderr, (
+        done.stderr
+    )
     assert set(answers.paths) <= {"/", "/cache", start}, "the page loads nothing else"
     return Tree(done.stdout).root
 
@@ -211,14 +280,27 @@ def check_arena(page: Node, cache: dict[str, Any]) -> None:
     """Every slab is drawn, and every page in its group's and state's path."""
     (svg,) = page.find("arena").all("svg")
     paths = [node for node in svg.all("path") if node.classes]
-    drawn = {(path.classes[0], path.given.get("data-group")): path.given["d"].count("M") for path in paths}
+    drawn = {
+        (path.classes[0], path.given.get("data-group")): path.given["d"].count("M")
+        for path in paths
+    }
     assert svg.given["data-slabs"] == str(cache["arena"]["num_slabs"])
     assert drawn.pop(("slab-free", None), 0) == cache["arena"]["free_slabs"]
-    assert drawn.pop(("slab-used", None)) == cache["arena"]["num_slabs"] - cache["arena"]["free_slabs"]
+    assert (
+        drawn.pop(("slab-used", None)) == cache["arena"]["num_slabs"] - cache["arena"]["free_slabs"]
+    )
     assert drawn.pop(("page-free", None), 0) == sum(bucket["free"] for bucket in cache["buckets"])
-    pages = {(state, str(group["index"])): group[state] for group in cache["groups"] for state in ("held", "cached", "limbo")}
+    pages = {
+        (state, str(group["index"])): group[state]
+        for group in cache["groups"]
+        for state in ("held", "cached", "limbo")
+    }
     assert drawn == {key: number for key, number in pages.items() if number}
-    assert {state for state, _ in drawn} == {"held", "cached", "limbo"}, "the run must show every state"
+    assert {state for state, _ in drawn} == {
+        "held",
+        "cached",
+        "limbo",
+    }, "the run must show every state"
 
 
 def check_tables(page: Node, data: dict[str, Any]) -> None:
@@ -236,7 +318,9 @@ def check_tables(page: Node, data: dict[str, Any]) -> None:
         bars = [node for node in row.all("div") if "bar" in node.classes]
         assert len(bars) == bool(held)
         for one in held:
-            assert f"{groups[one['group']]['law']}: {one['pages']} page" in bars[0].given["aria-label"]
+            assert (
+                f"{groups[one['group']]['law']}: {one['pages']} page" in bars[0].given["aria-label"]
+            )
     for item, why in zip(page.find("hits").all("li"), data["explanations"], strict=True):
         assert why["request_id"] in item.text and why["reason"].lower() in item.text.lower()
         assert f"{why['hit_tokens']:,} of {why['prompt_tokens']:,} tokens" in item.text
@@ -249,10 +333,16 @@ def test_the_page_draws_what_the_snapshot_says(tmp_path: Path) -> None:
     check_arena(page, answers.data["cache"])
     check_tables(page, answers.data)
     assert answers.paths.count("/cache") >= 3, "it asks again and again"
-    assert page.all("title")[0].text == "toy – octavo" and not page.all("img"), "names are text, whatever they contain"
+    assert page.all("title")[0].text == "toy – octavo" and not page.all("img"), (
+        "names are text, whatever they contain"
+    )
     assert "hidden" not in page.find("view").given and {"hidden"} <= set(page.find("alert").given)
     tiles = [tile.all("b")[0].text for tile in page.find("tiles").all("li")]
-    assert tiles[:3] == [str(answers.data["stats"]["running"]), str(answers.data["stats"]["waiting"]), "40"]
+    assert tiles[:3] == [
+        str(answers.data["stats"]["running"]),
+        str(answers.data["stats"]["waiting"]),
+        "40",
+    ]
     assert len(page.find("memory").all("path")) >= 3
     assert page.find("status").text.startswith("live, up 1 min")
 
@@ -266,14 +356,19 @@ def test_large_arenas_are_drawn_from_counts_per_slab(tmp_path: Path) -> None:
     (used,) = [path.given["d"] for path in svg.all("path") if path.classes == ["slab-used"]]
     slab = widths(used)[0]
     parts = [path for path in svg.all("path") if "data-group" in path.given]
-    drawn = {(path.classes[0], int(path.given["data-group"])): sum(widths(path.given["d"])) for path in parts}
+    drawn = {
+        (path.classes[0], int(path.given["data-group"])): sum(widths(path.given["d"]))
+        for path in parts
+    }
     share = {
         (state, group["index"]): group[state] * group["page_bytes"] / cache["arena"]["slab_bytes"]
         for group in cache["groups"]
         for state in ("held", "cached", "limbo")
         if group[state]
     }
-    assert drawn == {key: pytest.approx(slab * part, rel=0.02) for key, part in share.items()}, "widths are bytes"
+    assert drawn == {key: pytest.approx(slab * part, rel=0.02) for key, part in share.items()}, (
+        "widths are bytes"
+    )
 
 
 @needs_browser

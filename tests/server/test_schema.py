@@ -1,4 +1,6 @@
-"""Requests made from the server's own OpenAPI document, good and bad: answers are as documented, and never a 5xx."""
+"""Requests made from the server's own OpenAPI document, good and bad: answers are as documented,
+and never a 5xx.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +32,12 @@ EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "25"))
 """Of every operation and mode; ``make bench-fuzz`` takes many more."""
 
 CHECKS: Any = [
-    not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance,
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
     negative_data_rejection,
-]  # fmt: skip
+]
 
 
 DOCUMENT = schemathesis.openapi.from_dict(create_app(FakeEngine()).openapi())  # type: ignore[arg-type]
@@ -45,7 +50,9 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     metrics = Metrics()
     # Short, so that requests for as many tokens as fit are answered soon.
     options = OPTIONS | {"max_model_len": 64, "max_num_seqs": 8}
-    engine = AsyncLLM.load(str(write_model(tmp_path_factory.mktemp("schema"))), recorder=metrics, **options)
+    engine = AsyncLLM.load(
+        str(write_model(tmp_path_factory.mktemp("schema"))), recorder=metrics, **options
+    )
     with serving(create_app(engine, model_name="tiny", metrics=metrics)) as url:
         yield url
         assert httpx2.get(f"{url}/health").status_code == 200
@@ -54,18 +61,27 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def busy(inside: dict[str, Any]) -> int:
     """Requests, and pages that they hold."""
-    return len(inside["requests"]) + sum(bucket["held"] + bucket["limbo"] for bucket in inside["cache"]["buckets"])
+    return len(inside["requests"]) + sum(
+        bucket["held"] + bucket["limbo"] for bucket in inside["cache"]["buckets"]
+    )
 
 
 @pytest.mark.parametrize(
     ("operation", "mode"),
-    [(operation, POSITIVE) for operation in OPERATIONS] + [(operation, NEGATIVE) for operation in OPERATIONS if operation.body],
+    [(operation, POSITIVE) for operation in OPERATIONS]
+    + [(operation, NEGATIVE) for operation in OPERATIONS if operation.body],
     ids=lambda value: getattr(value, "label", value),
 )
 def test_every_answer_is_as_documented(operation: Any, mode: GenerationMode, url: str) -> None:
     statuses = Counter[int]()
 
-    @settings(max_examples=EXAMPLES, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=EXAMPLES,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
     @given(case=operation.as_strategy(generation_mode=mode))
     def answer(case: Any) -> None:
         # Else most would end at a model that is not there.
@@ -86,5 +102,7 @@ def test_every_answer_is_as_documented(operation: Any, mode: GenerationMode, url
 )
 def test_streams_are_as_documented(label: str, asked: dict[str, Any], url: str) -> None:
     operation = next(operation for operation in OPERATIONS if operation.label == label)
-    case = operation.Case(body=asked | {"stream": True, "max_tokens": 3}, media_type="application/json")
+    case = operation.Case(
+        body=asked | {"stream": True, "max_tokens": 3}, media_type="application/json"
+    )
     assert case.call_and_validate(base_url=url, checks=CHECKS, timeout=60).status_code == 200

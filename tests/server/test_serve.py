@@ -1,4 +1,6 @@
-"""``octavo serve`` as a process: what it prints, that it can be ended at any time, and that it ends well."""
+"""``octavo serve`` as a process: what it prints, that it can be ended at any time, and that it ends
+well.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,12 @@ from tests.server.test_engine import write_model
 ROOT = Path(__file__).resolve().parents[2]
 KEY = "a-key"
 HEADERS = {"authorization": f"Bearer {KEY}"}
-ENDLESS: dict[str, Any] = {"prompt": "on and on", "max_tokens": 3900, "ignore_eos": True, "stream": True}
+ENDLESS: dict[str, Any] = {
+    "prompt": "on and on",
+    "max_tokens": 3900,
+    "ignore_eos": True,
+    "stream": True,
+}
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +46,26 @@ def octavo_serve(
     model: Path, *arguments: str, program: Sequence[str] = ("-m", "octavo")
 ) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
     """A ready server: the process, its URL, and the command it says to try."""
-    command = [sys.executable, *program, "serve", str(model), "--port", "0", "--kv-memory", "64MiB", *arguments]
-    environment = os.environ | {"OCTAVO_API_KEY": KEY, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+    command = [
+        sys.executable,
+        *program,
+        "serve",
+        str(model),
+        "--port",
+        "0",
+        "--kv-memory",
+        "64MiB",
+        *arguments,
+    ]
+    environment = os.environ | {
+        "OCTAVO_API_KEY": KEY,
+        "PYTHONUNBUFFERED": "1",
+        "OMP_NUM_THREADS": "1",
+    }
     pipe = subprocess.PIPE
-    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=pipe, stderr=pipe, text=True)
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=pipe, stderr=pipe, text=True
+    )
     assert process.stdout is not None
     try:
         ready, try_this = process.stdout.readline(), process.stdout.readline()
@@ -56,14 +79,25 @@ def octavo_serve(
 def try_command(command: str) -> str:
     """What the printed command answers."""
     environment = os.environ | {"OCTAVO_API_KEY": KEY}
-    return subprocess.run(command, shell=True, env=environment, capture_output=True, text=True, timeout=60, check=True).stdout
+    return subprocess.run(
+        command, shell=True, env=environment, capture_output=True, text=True, timeout=60, check=True
+    ).stdout
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl on PATH")
 def test_running_requests_get_their_time_and_new_ones_are_refused(model: Path) -> None:
-    with octavo_serve(model, "--max-model-len", "4000", "--shutdown-timeout", "5") as (process, base, command):
+    with octavo_serve(model, "--max-model-len", "4000", "--shutdown-timeout", "5") as (
+        process,
+        base,
+        command,
+    ):
         assert '"object":"text_completion"' in try_command(command)
-        chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 60, "ignore_eos": True, "stream": True}
+        chat = {
+            "messages": [{"role": "user", "content": "a"}],
+            "max_tokens": 60,
+            "ignore_eos": True,
+            "stream": True,
+        }
         client = httpx2.Client(base_url=base, headers=HEADERS, timeout=60)
         with (
             client.stream("POST", "/v1/chat/completions", json=chat) as short,
@@ -85,10 +119,17 @@ def test_running_requests_get_their_time_and_new_ones_are_refused(model: Path) -
 
 
 def test_a_second_signal_ends_it_now(model: Path) -> None:
-    with octavo_serve(model, "--max-model-len", "4000", "--shutdown-timeout", "600") as (process, base, _):
+    with octavo_serve(model, "--max-model-len", "4000", "--shutdown-timeout", "600") as (
+        process,
+        base,
+        _,
+    ):
         client = httpx2.Client(base_url=base, headers=HEADERS, timeout=60)
         # Two that are never read.
-        with client.stream("POST", "/v1/completions", json=ENDLESS), client.stream("POST", "/v1/completions", json=ENDLESS):
+        with (
+            client.stream("POST", "/v1/completions", json=ENDLESS),
+            client.stream("POST", "/v1/completions", json=ENDLESS),
+        ):
             process.send_signal(signal.SIGINT)
             assert wait_until(lambda: httpx2.get(f"{base}/health").status_code == 503)
             process.send_signal(signal.SIGINT)
@@ -107,8 +148,15 @@ main()
 
 
 def test_a_step_that_takes_long_keeps_neither_clients_nor_the_process(model: Path) -> None:
-    with octavo_serve(model, "--shutdown-timeout", "0.2", program=("-c", ENDLESS_STEP)) as (process, base, _):
-        with ThreadPoolExecutor(1) as pool, httpx2.Client(base_url=base, headers=HEADERS, timeout=60) as client:
+    with octavo_serve(model, "--shutdown-timeout", "0.2", program=("-c", ENDLESS_STEP)) as (
+        process,
+        base,
+        _,
+    ):
+        with (
+            ThreadPoolExecutor(1) as pool,
+            httpx2.Client(base_url=base, headers=HEADERS, timeout=60) as client,
+        ):
             asked = pool.submit(client.post, "/v1/completions", json={"prompt": "a"})
             assert not wait_until(asked.done, 1.0)
             process.send_signal(signal.SIGTERM)
@@ -132,7 +180,9 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 def test_a_port_in_use_is_one_line(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert f"port {port} of 127.0.0.1 cannot be used" in refused([str(model), "--port", str(port)], capsys)
+        assert f"port {port} of 127.0.0.1 cannot be used" in refused(
+            [str(model), "--port", str(port)], capsys
+        )
 
 
 @pytest.mark.parametrize(
@@ -154,7 +204,9 @@ def test_wrong_options_are_one_line(
 def test_of_two_that_were_bound_one_may_listen() -> None:
     with bind("127.0.0.1", 0) as first, bind("127.0.0.1", first.getsockname()[1]) as second:
         listen(first)
-        with pytest.raises(ConfigError, match=f"port {first.getsockname()[1]} of 127.0.0.1 cannot be used"):
+        with pytest.raises(
+            ConfigError, match=f"port {first.getsockname()[1]} of 127.0.0.1 cannot be used"
+        ):
             listen(second)
 
 

@@ -1,4 +1,6 @@
-"""What goes over the wire while streaming, byte by byte, and what happens when one side ends early."""
+"""What goes over the wire while streaming, byte by byte, and what happens when one side ends
+early.
+"""
 
 from __future__ import annotations
 
@@ -51,16 +53,26 @@ def test_chat_stream_bytes(engine: FakeEngine, url: str) -> None:
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
     assert response.headers["cache-control"] == "no-cache"
     first = json.loads(response.text.split("\n\n")[0].removeprefix("data: "))
-    head = f'{{"id":"{first["id"]}","object":"chat.completion.chunk","created":{first["created"]},"model":"fake","choices":['
-    usage = '{"prompt_tokens":19,"completion_tokens":2,"total_tokens":21,"prompt_tokens_details":{"cached_tokens":16}}'
+    head = (
+        f'{{"id":"{first["id"]}","object":"chat.completion.chunk",'
+        f'"created":{first["created"]},"model":"fake","choices":['
+    )
+    usage = (
+        '{"prompt_tokens":19,"completion_tokens":2,"total_tokens":21,'
+        '"prompt_tokens_details":{"cached_tokens":16}}'
+    )
     assert response.text == "".join(
         f"data: {event}\n\n"
         for event in (
-            head + '{"index":0,"delta":{"role":"assistant","content":"","refusal":null},"logprobs":null,"finish_reason":null}],'
+            head + '{"index":0,"delta":{"role":"assistant","content":"","refusal":null},'
+            '"logprobs":null,"finish_reason":null}],'
             '"usage":null}',
-            head + '{"index":0,"delta":{"content":"G"},"logprobs":null,"finish_reason":null}],"usage":null}',
-            head + '{"index":0,"delta":{"content":"r"},"logprobs":null,"finish_reason":null}],"usage":null}',
-            head + '{"index":0,"delta":{},"logprobs":null,"finish_reason":"length","stop_reason":null}],"usage":null}',
+            head + '{"index":0,"delta":{"content":"G"},'
+            '"logprobs":null,"finish_reason":null}],"usage":null}',
+            head + '{"index":0,"delta":{"content":"r"},'
+            '"logprobs":null,"finish_reason":null}],"usage":null}',
+            head + '{"index":0,"delta":{},"logprobs":null,"finish_reason":"length",'
+            '"stop_reason":null}],"usage":null}',
             head + f'],"usage":{usage}}}',
             "[DONE]",
         )
@@ -70,16 +82,24 @@ def test_chat_stream_bytes(engine: FakeEngine, url: str) -> None:
 def test_completion_stream_bytes(engine: FakeEngine, url: str) -> None:
     response = httpx2.post(url + COMPLETIONS, json=body(COMPLETIONS))
     first = json.loads(response.text.split("\n\n")[0].removeprefix("data: "))
-    head = f'{{"id":"{first["id"]}","object":"text_completion","created":{first["created"]},"model":"fake","choices":['
-    assert response.text == (
-        f'data: {head}{{"index":0,"text":"G","logprobs":null,"finish_reason":null,"stop_reason":null}}]}}\n\n'
-        f'data: {head}{{"index":0,"text":"r","logprobs":null,"finish_reason":"length","stop_reason":null}}]}}\n\n'
-        "data: [DONE]\n\n"
+    head = (
+        f'{{"id":"{first["id"]}","object":"text_completion",'
+        f'"created":{first["created"]},"model":"fake","choices":['
+    )
+    assert (
+        response.text == "data:"
+        f' {head}{{"index":0,"text":"G","logprobs":null,'
+        '"finish_reason":null,"stop_reason":null}]}\n\ndata:'
+        f' {head}{{"index":0,"text":"r","logprobs":null,'
+        '"finish_reason":"length","stop_reason":null}]}\n\ndata:'
+        " [DONE]\n\n"
     )
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-def test_an_error_before_the_first_token_keeps_its_status(engine: FakeEngine, url: str, path: str) -> None:
+def test_an_error_before_the_first_token_keeps_its_status(
+    engine: FakeEngine, url: str, path: str
+) -> None:
     engine.error = StepFailedError("the step crashed")
     response = httpx2.post(url + path, json=body(path))
     assert response.status_code == 500
@@ -95,7 +115,8 @@ def test_one_wrong_prompt_among_many_keeps_its_status(engine: FakeEngine, url: s
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 @pytest.mark.parametrize(
-    ("error", "code"), [(StepFailedError("the step crashed"), "step_failed"), (KeyError("bug"), "internal_error")]
+    ("error", "code"),
+    [(StepFailedError("the step crashed"), "step_failed"), (KeyError("bug"), "internal_error")],
 )
 def test_an_error_after_the_first_token_is_an_event(
     engine: FakeEngine, url: str, path: str, error: Exception, code: str
@@ -124,14 +145,19 @@ def connect(url: str, path: str, payload: dict[str, Any]) -> socket.socket:
     where = urlsplit(url)
     sent = socket.create_connection((where.hostname, where.port))
     content = json.dumps(payload).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
+    head = (
+        f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length:"
+        f" {len(content)}\r\n\r\n"
+    )
     sent.sendall(head.encode() + content)
     return sent
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 @pytest.mark.parametrize(("stream", "stalls_at"), [(True, 0), (True, 2), (False, 0), (False, 2)])
-def test_who_hangs_up_ends_the_request(engine: FakeEngine, url: str, path: str, stream: bool, stalls_at: int) -> None:
+def test_who_hangs_up_ends_the_request(
+    engine: FakeEngine, url: str, path: str, stream: bool, stalls_at: int
+) -> None:
     engine.stalls_at = stalls_at
     sent = connect(url, path, body(path, stream=stream, max_tokens=9))
     assert wait_until(lambda: len(engine.open) == 1)

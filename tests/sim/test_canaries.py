@@ -42,7 +42,9 @@ def published_before_the_receipt(patch: pytest.MonkeyPatch) -> None:
     """Units are offered to others as soon as the step that will write them is planned."""
     extend = KVCacheManager.extend
 
-    def eager(self: KVCacheManager, request: Request, stop: int, step: int, *, checkpoints: bool = True) -> bool:
+    def eager(
+        self: KVCacheManager, request: Request, stop: int, step: int, *, checkpoints: bool = True
+    ) -> bool:
         fits = extend(self, request, stop, step, checkpoints=checkpoints)
         row = self._rows[request.request_id]
         if fits and row.publishes:
@@ -56,7 +58,14 @@ def no_copy_on_write(patch: pytest.MonkeyPatch) -> None:
     """A request writes into the shared pages it began on."""
     adopt = SingleTypeKVCacheManager.adopt
 
-    def owning(self: SingleTypeKVCacheManager, row: int, n: int, blocks: np.ndarray, *rest: Any, **more: Any) -> None:
+    def owning(
+        self: SingleTypeKVCacheManager,
+        row: int,
+        n: int,
+        blocks: np.ndarray,
+        *rest: Any,
+        **more: Any,
+    ) -> None:
         adopt(self, row, n, blocks, *rest, **more)
         self._owned[row, self._columns(blocks)] = True
 
@@ -96,14 +105,18 @@ def copies_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 def ring_recycles_indexed_pages(patch: pytest.MonkeyPatch) -> None:
     """A ring turns over pages that the prefix index offers to others."""
-    patch.setattr(PagePool, "exclusive", lambda self, pages: np.ones(len(np.asarray(pages).reshape(-1)), bool))
+    patch.setattr(
+        PagePool, "exclusive", lambda self, pages: np.ones(len(np.asarray(pages).reshape(-1)), bool)
+    )
 
 
 def rolling_checkpoints_stay_behind(patch: pytest.MonkeyPatch) -> None:
     """A decoding request offers what it kept at an earlier unit as what its last one needs."""
     keep = SingleTypeKVCacheManager.keep
 
-    def once(self: SingleTypeKVCacheManager, rows: np.ndarray, n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def once(
+        self: SingleTypeKVCacheManager, rows: np.ndarray, n: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
         first = (self.kept[rows] == NO_PAGE).all(axis=1)
         return keep(self, rows[first], n[first])
 
@@ -114,7 +127,9 @@ def hit_one_unit_too_long(patch: pytest.MonkeyPatch) -> None:
     """A bounded group says it can resume one unit after where it can."""
     resumable = KVCacheCoordinator._resumable
 
-    def bold(self: KVCacheCoordinator, index: int, nodes: np.ndarray, low: int, stop: int) -> np.ndarray:
+    def bold(
+        self: KVCacheCoordinator, index: int, nodes: np.ndarray, low: int, stop: int
+    ) -> np.ndarray:
         able = resumable(self, index, nodes, low, stop)
         able[1:] |= able[:-1]
         return able
@@ -155,7 +170,9 @@ def lost_steps_believed(patch: pytest.MonkeyPatch) -> None:
     """What a failed step would have written is published when its requests are preempted."""
     free = KVCacheManager.free
 
-    def trusting(self: KVCacheManager, request: Request, *, in_flight: bool = False, publish: bool = True) -> None:
+    def trusting(
+        self: KVCacheManager, request: Request, *, in_flight: bool = False, publish: bool = True
+    ) -> None:
         row = self._rows[request.request_id].row
         if not publish:
             self._computed[row] = self._scheduled[row]
@@ -179,7 +196,9 @@ def preempted_requests_starve(patch: pytest.MonkeyPatch) -> None:
     """A request that lost its pages is never started again."""
     start = Scheduler._start
 
-    def choosy(self: Scheduler, queued: _Queued, found: Lookup, step: int, budget: int) -> _Part | None:
+    def choosy(
+        self: Scheduler, queued: _Queued, found: Lookup, step: int, budget: int
+    ) -> _Part | None:
         return None if queued.request.num_preemptions else start(self, queued, found, step, budget)
 
     patch.setattr(Scheduler, "_start", choosy)
@@ -206,8 +225,12 @@ PLANTS: tuple[tuple[Plant, str], ...] = (
 """Bugs, and how the first seed that meets one complains."""
 
 
-@pytest.mark.parametrize(("plant", "complaint"), PLANTS, ids=lambda value: getattr(value, "__name__", ""))
-def test_a_planted_bug_is_found(plant: Plant, complaint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("plant", "complaint"), PLANTS, ids=lambda value: getattr(value, "__name__", "")
+)
+def test_a_planted_bug_is_found(
+    plant: Plant, complaint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plant(monkeypatch)
     with pytest.raises(SimulationError, match="octavo sim --seed") as caught:
         for seed in SEEDS:

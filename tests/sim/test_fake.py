@@ -1,6 +1,8 @@
-"""The fake runner finds what it is there to find: each kind of wrong read or write, from hand-made plans.
+"""The fake runner finds what it is there to find: each kind of wrong read or write, from hand-made
+plans.
 
-Owns plans written by hand for one request or two. Knows plans and toy layouts; needs neither scheduler nor cache.
+Owns plans written by hand for one request or two. Knows plans and toy layouts; needs neither
+scheduler nor cache.
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ PROMPT = (0, 1, 1, 0, 1, 0, 0, 1, 1, 1, 0, 1)
 
 
 def layout_of(*laws: Law, block_tokens: int = 4) -> CacheLayout:
-    toys = [ToyGroup(law=law, block_tokens=block_tokens, entry_bytes=64 * (i + 1)) for i, law in enumerate(laws)]
+    toys = [
+        ToyGroup(law=law, block_tokens=block_tokens, entry_bytes=64 * (i + 1))
+        for i, law in enumerate(laws)
+    ]
     return toy_layout(toys, hash_unit=2, slab_pages=1, num_slabs=8, max_model_len=48)
 
 
@@ -34,11 +39,21 @@ def runner_of(layout: CacheLayout, *names: str) -> FakeRunner:
 
 
 def group_step(
-    runner: FakeRunner, spans: list[tuple[int, int]], tables: list[list[int]], writes: list[int], *, group: int, fresh: bool
+    runner: FakeRunner,
+    spans: list[tuple[int, int]],
+    tables: list[list[int]],
+    writes: list[int],
+    *,
+    group: int,
+    fresh: bool,
 ) -> GroupStep:
-    """One group's step; ``writes`` are the pages of all tokens, their rows follow from their positions."""
+    """One group's step; ``writes`` are the pages of all tokens, their rows follow from their
+    positions.
+    """
     layout = runner.layout.groups[group]
-    rows = [position % layout.block_tokens for start, stop in spans for position in range(start, stop)]
+    rows = [
+        position % layout.block_tokens for start, stop in spans for position in range(start, stop)
+    ]
     return GroupStep(
         table=np.array(tables, np.int32),
         rows=np.arange(len(spans), dtype=np.int32),
@@ -154,7 +169,9 @@ def test_fresh_rows_turn_a_page_that_write_first_rows_may_not() -> None:
     def spans_over_one_page(fresh: bool) -> None:
         runner = runner_of(layout_of(Window(3), block_tokens=2), "a")
         runner.execute(plan_of(runner, {"a": (0, 4)}, [[0, 2]], [0, 0, 2, 2]))
-        runner.execute(plan_of(runner, {"a": (4, 8)}, [[0, 2]], [-1, -1, 2, 2], step=1, fresh=fresh))
+        runner.execute(
+            plan_of(runner, {"a": (4, 8)}, [[0, 2]], [-1, -1, 2, 2], step=1, fresh=fresh)
+        )
 
     spans_over_one_page(True)
     with pytest.raises(Violation, match="reads tokens"):
@@ -223,7 +240,14 @@ def test_the_owner_may_fill_a_page_whose_first_rows_are_shared() -> None:
     runner.execute(plan_of(runner, {"a": (0, 2)}, [[0, -1]], [0, 0]))
     runner.settle(0)
     spans = {"a": (2, 4), "b": (2, 3)}
-    copied = plan_of(runner, spans, [[0, -1], [4, -1]], [0, 0, 4], step=1, copies=(CopyJob(source=0, target=4, units=4),))
+    copied = plan_of(
+        runner,
+        spans,
+        [[0, -1], [4, -1]],
+        [0, 0, 4],
+        step=1,
+        copies=(CopyJob(source=0, target=4, units=4),),
+    )
     runner.execute(copied)
 
 
@@ -268,7 +292,7 @@ def test_a_forgotten_request_may_not_be_computed() -> None:
         runner.execute(plan)
 
 
-# -- sampling --------------------------------------------------------------------------------------------------------------
+# -- sampling --------------------------------------------------------------------------------------
 
 PAGES = [0] * 4 + [4] * 4 + [8] * 4
 TABLE = [[0, 4, 8]]
@@ -293,8 +317,12 @@ def test_every_branch_has_a_token_of_its_own_and_the_records_of_its_tokens() -> 
         truth = runner.register(name, PROMPT, SamplingParams(n=3), branch=branch)
         assert truth.token(len(PROMPT)) == result.tokens[name]
         assert truth.records[: len(PROMPT)] == runner.truths["a"].records[: len(PROMPT)]
-    copied = Truth(prompt=(*PROMPT, result.tokens["a#1"]), params=SamplingParams(), salt="", vocab_size=1000)
-    assert copied.records == runner.truths["a#1"].records[: len(PROMPT) + 1], "content is a function of tokens only"
+    copied = Truth(
+        prompt=(*PROMPT, result.tokens["a#1"]), params=SamplingParams(), salt="", vocab_size=1000
+    )
+    assert copied.records == runner.truths["a#1"].records[: len(PROMPT) + 1], (
+        "content is a function of tokens only"
+    )
 
 
 def test_a_fork_goes_on_from_its_parents_pages() -> None:

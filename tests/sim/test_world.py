@@ -1,6 +1,8 @@
-"""The simulation in CI: 200 seeds without a fault found, equal seeds equal to the byte, and every kind of trouble really met.
+"""The simulation in CI: 200 seeds without a fault found, equal seeds equal to the byte, and every
+kind of trouble really met.
 
-Owns which seeds run. Planted bugs are in ``test_canaries.py``; thousands of seeds in ``benchmarks/sim_seeds.py``.
+Owns which seeds run. Planted bugs are in ``test_canaries.py``; thousands of seeds in
+``benchmarks/sim_seeds.py``.
 """
 
 from __future__ import annotations
@@ -73,6 +75,7 @@ def test_a_failure_prints_the_command_that_replays_it(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(world.World, "_note", fail)
     with pytest.raises(
-        world.SimulationError, match=r"AssertionError: on purpose\nreplay: octavo sim --seed 7 --steps 30 --model window$"
+        world.SimulationError,
+        match=r"AssertionError: on purpose\nreplay: octavo sim --seed 7 --steps 30 --model window$",
     ):
         world.run(seed=7, steps=30, config="window")

@@ -33,7 +33,10 @@ def make(law, strides=(1,), layers=1, shape=(2, 5)):
         )
         for stride in strides
     ]
-    return Group(law=law, members=tuple(Member(layer=i, mixer="m", stream=s) for i in range(layers) for s in streams))
+    return Group(
+        law=law,
+        members=tuple(Member(layer=i, mixer="m", stream=s) for i in range(layers) for s in streams),
+    )
 
 
 @given(
@@ -45,7 +48,9 @@ def make(law, strides=(1,), layers=1, shape=(2, 5)):
 def test_slots_lie_in_order_aligned_and_apart(strides, layers, times, shape):
     group = make(Everything(), strides, layers, shape)
     form = group.page_format(times * group.stride)
-    assert [(slot.member, slot.field) for slot in form.slots] == [(m, f) for m in group.members for f in m.stream.fields]
+    assert [(slot.member, slot.field) for slot in form.slots] == [
+        (m, f) for m in group.members for f in m.stream.fields
+    ]
     end = 0
     for slot in form.slots:
         assert slot.offset % FIELD_ALIGN == 0 and 0 <= slot.offset - end < FIELD_ALIGN
@@ -71,11 +76,14 @@ def test_columns_hold_what_a_law_asks_for_and_no_more(law, block_tokens):
         written = () if law.reads_before_writing and n else ((n, n + 1),)
         blocks = blocks_of((*law.needs(n), *written), block_tokens)
         behind = [block for block in blocks if block >= fixed]
-        assert len({(block - fixed) % turning for block in behind}) == len(behind), "two live blocks in one column"
+        assert len({(block - fixed) % turning for block in behind}) == len(behind), (
+            "two live blocks in one column"
+        )
         assert all(block in blocks for block in range(min(fixed, n // block_tokens + 1)))
         most = max(most, len(behind))
-    # Law.alignment says what starts are a multiple of, not which multiples occur: a tail whose overlap is no multiple of its
-    # ratio always starts at the same place in its ratio, and may be given one column more than it fills.
+    # Law.alignment says what starts are a multiple of, not which multiples occur: a tail whose
+    # overlap is no multiple of its ratio always starts at the same place in its ratio, and may be
+    # given one column more than it fills.
     slack = 1 if isinstance(law, Tail) and law.overlap % law.ratio else 0
     assert most <= turning <= most + slack
 
@@ -101,4 +109,6 @@ def test_bytes_needed_is_the_sum_of_the_members():
     group = make(Window(8), strides=(1, 4), layers=2)
     one = 2 * 5 * 2 + 4
     assert group.bytes_needed(5) == 2 * (5 * one + 1 * one)
-    assert group.bytes_needed(100) == sum(member.stream.bytes_needed(100) for member in group.members)
+    assert group.bytes_needed(100) == sum(
+        member.stream.bytes_needed(100) for member in group.members
+    )

@@ -1,4 +1,5 @@
-"""Laws against brute force: everything the cache derives from ``needs(n)`` is recomputed here token by token.
+"""Laws against brute force: everything the cache derives from ``needs(n)`` is recomputed here token
+by token.
 
 Owns the properties every law must have. Knows laws, groups and block arithmetic only.
 """
@@ -51,7 +52,9 @@ def test_intervals_are_ascending_disjoint_nonempty_and_of_the_past(law: Law, n: 
     intervals = law.needs(n)
     edges = [edge for interval in intervals for edge in interval]
     assert all(start < stop for start, stop in intervals)
-    assert all(before < after for (_, before), (after, _) in zip(intervals, intervals[1:], strict=False))
+    assert all(
+        before < after for (_, before), (after, _) in zip(intervals, intervals[1:], strict=False)
+    )
     assert not edges or (edges[0] >= 0 and edges[-1] <= n)
 
 
@@ -62,7 +65,9 @@ def test_no_resurrection(law: Law) -> None:
 
 
 @given(law=laws, start=places, length=st.integers(1, 20))
-def test_a_step_reads_no_more_of_the_past_than_its_first_token(law: Law, start: int, length: int) -> None:
+def test_a_step_reads_no_more_of_the_past_than_its_first_token(
+    law: Law, start: int, length: int
+) -> None:
     asked = set().union(*(needed(law, m) for m in range(start, start + length)))
     assert {token for token in asked if token < start} <= needed(law, start)
 
@@ -80,7 +85,9 @@ def test_prefix_is_what_is_never_let_go(law: Law) -> None:
 def test_span_is_reached_and_never_passed(law: Law) -> None:
     assert law.prefix is not None
     itself = 0 if law.reads_before_writing else 1
-    most = max(len(needed(law, n) - set(range(law.prefix))) + itself for n in range(law.prefix, FAR))
+    most = max(
+        len(needed(law, n) - set(range(law.prefix))) + itself for n in range(law.prefix, FAR)
+    )
     assert most == law.span
 
 
@@ -134,7 +141,9 @@ def test_a_ring_has_no_column_that_no_token_fills(law: Law) -> None:
 @given(tokens=st.integers(0, 30), block_tokens=st.integers(1, 9), alignment=st.integers(1, 12))
 def test_most_blocks_is_the_worst_start(tokens: int, block_tokens: int, alignment: int) -> None:
     starts = range(0, block_tokens * alignment, alignment)
-    worst = max(len({token // block_tokens for token in range(start, start + tokens)}) for start in starts)
+    worst = max(
+        len({token // block_tokens for token in range(start, start + tokens)}) for start in starts
+    )
     assert most_blocks(tokens, block_tokens, alignment) == worst
 
 
@@ -143,7 +152,14 @@ def test_equal_laws_are_one_group_key() -> None:
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: Window(0), lambda: Chunk(0), lambda: SinkWindow(0, 4), lambda: SinkWindow(4, 0), lambda: Tail(0)]
+    "make",
+    [
+        lambda: Window(0),
+        lambda: Chunk(0),
+        lambda: SinkWindow(0, 4),
+        lambda: SinkWindow(4, 0),
+        lambda: Tail(0),
+    ],
 )
 def test_sizes_below_one_are_refused(make: object) -> None:
     assert callable(make)

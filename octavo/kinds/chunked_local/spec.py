@@ -25,8 +25,13 @@ class ChunkedLocal(Kind):
 
     @classmethod
     def from_hf(cls, config: Config, index: int) -> Self:
-        """Parameters of a ``chunked_attention`` layer. Raises ConfigError without a positive ``attention_chunk_size``."""
-        return cls(attention=read_attention(config, "chunked_attention"), chunk=count(config, "attention_chunk_size"))
+        """Parameters of a ``chunked_attention`` layer. Raises ConfigError without a positive
+        ``attention_chunk_size``.
+        """
+        return cls(
+            attention=read_attention(config, "chunked_attention"),
+            chunk=count(config, "attention_chunk_size"),
+        )
 
     def streams(self, dtypes: CacheDtypes) -> tuple[Stream, ...]:
         """One stream ``kv`` of fields k and v, all let go when the next chunk begins."""
@@ -36,6 +41,11 @@ class ChunkedLocal(Kind):
     def examples(cls) -> tuple[Self, ...]:
         """Chunks of one token, of no whole number of blocks, and of several blocks."""
         plain = AttentionParams(
-            hidden_size=48, num_heads=4, num_kv_heads=2, head_dim=16, scale=0.25, rope=RopeParams(theta=10000.0)
+            hidden_size=48,
+            num_heads=4,
+            num_kv_heads=2,
+            head_dim=16,
+            scale=0.25,
+            rope=RopeParams(theta=10000.0),
         )
         return tuple(cls(attention=plain, chunk=chunk) for chunk in (1, 6, 16))

@@ -27,42 +27,66 @@ KEY_EPS = 1e-6
 
 
 class Indexer(nn.Module):
-    """The lightning indexer (DeepSeek-V3.2): index keys with a norm, weighted queries, the tokens that score best."""
+    """The lightning indexer (DeepSeek-V3.2): index keys with a norm, weighted queries, the tokens
+    that score best.
+    """
 
     def __init__(self, kind: SparseLatent, dtype: torch.dtype, device: torch.device | str) -> None:
         super().__init__()
-        assert kind.latent.q_lora_rank is not None and kind.latent.rope is not None, "the spec sees to both"
+        assert kind.latent.q_lora_rank is not None and kind.latent.rope is not None, (
+            "the spec sees to both"
+        )
         self.kind, self.rope = kind, replace(kind.latent.rope, interleaved=kind.index_interleaved)
         size, heads, dim = kind.latent.hidden_size, kind.index_heads, kind.index_dim
-        self.wq_b = Linear(kind.latent.q_lora_rank, heads * dim, bias=False, dtype=dtype, device=device)
+        self.wq_b = Linear(
+            kind.latent.q_lora_rank, heads * dim, bias=False, dtype=dtype, device=device
+        )
         self.wk = Linear(size, dim, bias=False, dtype=dtype, device=device)
         self.k_norm = nn.LayerNorm(dim, eps=KEY_EPS, dtype=dtype, device=device)
         self.weights_proj = Linear(size, heads, bias=False, dtype=dtype, device=device)
 
     def key(self, hidden: Tensor, step: Step) -> Tensor:
         """hidden [T, d] -> index keys [T, D], whose front is rotated."""
-        return turn(self.k_norm(self.wk(hidden))[:, None], self.rope, self.kind.latent.rope_dim, step)[:, 0]
+        return turn(
+            self.k_norm(self.wk(hidden))[:, None], self.rope, self.kind.latent.rope_dim, step
+        )[:, 0]
 
     def queries(self, hidden: Tensor, source: Tensor, step: Step) -> tuple[Tensor, Tensor]:
-        """-> queries [T, H, D] and the weights of heads [T, H], in float32 at least, with all constant factors."""
+        """-> queries [T, H, D] and the weights of heads [T, H], in float32 at least, with all
+        constant factors.
+        """
         kind = self.kind
-        q = turn(self.wq_b(source).view(-1, kind.index_heads, kind.index_dim), self.rope, kind.latent.rope_dim, step)
+        q = turn(
+            self.wq_b(source).view(-1, kind.index_heads, kind.index_dim),
+            self.rope,
+            kind.latent.rope_dim,
+            step,
+        )
         weights = self.weights_proj(hidden)
         wide = weights.to(torch.promote_types(weights.dtype, torch.float32))
         return q, wide * float(kind.index_heads * kind.index_dim) ** -0.5
 
     def forward(self, hidden: Tensor, source: Tensor, step: Step, view: CacheView) -> Tensor | None:
-        """The tokens that each of the step's attends to, int64 [T, index_topk]; None where all that are seen are chosen."""
+        """The tokens that each of the step's attends to, int64 [T, index_topk]; None where all that
+        are seen are chosen.
+        """
         keep(view, key=self.key(hidden, step))
         cuts, starts = step.cuts, step.starts
-        if max(start + cuts[i + 1] - cuts[i] for i, start in enumerate(starts)) <= self.kind.index_topk:
+        if (
+            max(start + cuts[i + 1] - cuts[i] for i, start in enumerate(starts))
+            <= self.kind.index_topk
+        ):
             return None
         q, weights = self.queries(hidden, source, step)
-        return pick(match_queries(q, view.fields), weights, view, step.positions, self.kind.index_topk)
+        return pick(
+            match_queries(q, view.fields), weights, view, step.positions, self.kind.index_topk
+        )
 
 
 class SparseLatentLayer(LatentAttention):
-    """Causal attention over the ``index_topk`` latents with the highest index scores, or those of the nearest layer before."""
+    """Causal attention over the ``index_topk`` latents with the highest index scores, or those of
+    the nearest layer before.
+    """
 
     def __init__(self, kind: SparseLatent, dtype: torch.dtype, device: torch.device | str) -> None:
         super().__init__(kind.latent, dtype=dtype, device=device)

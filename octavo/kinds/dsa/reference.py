@@ -11,7 +11,9 @@ from octavo.nn.step import Step
 
 
 def sparse_latent(layer: SparseLatentLayer, hidden: Tensor) -> Tensor:
-    """hidden [T, d] -> [T, d]; exact in float64. Of equal scores the token that came first counts as higher."""
+    """hidden [T, d] -> [T, d]; exact in float64. Of equal scores the token that came first counts
+    as higher.
+    """
     indexer, count = layer.indexer, hidden.shape[0]
     assert indexer is not None, "a layer that shares a choice cannot run alone"
     step = Step.alone(count, hidden.device)
@@ -19,7 +21,9 @@ def sparse_latent(layer: SparseLatentLayer, hidden: Tensor) -> Tensor:
     q, weights = indexer.queries(hidden, layer.source(hidden), step)
     seen = []
     for query in range(count):
-        scores = [float(weights[query] @ torch.relu(q[query] @ keys[token])) for token in range(query + 1)]
+        scores = [
+            float(weights[query] @ torch.relu(q[query] @ keys[token])) for token in range(query + 1)
+        ]
         best = sorted(range(query + 1), key=lambda token: (-scores[token], token))
         seen.append(sorted(best[: indexer.kind.index_topk]))
     return dense_latent(layer, hidden, seen)

@@ -24,7 +24,9 @@ class FullAttention(Kind):
 
     @classmethod
     def from_hf(cls, config: Config, index: int) -> Self:
-        """Parameters of a ``full_attention`` layer; see ``octavo.spec.attention.read_attention`` for the keys."""
+        """Parameters of a ``full_attention`` layer; see ``octavo.spec.attention.read_attention``
+        for the keys.
+        """
         return cls(attention=read_attention(config, "full_attention"))
 
     def streams(self, dtypes: CacheDtypes) -> tuple[Stream, ...]:
@@ -33,12 +35,19 @@ class FullAttention(Kind):
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:
-        """Grouped heads; one K/V head with query/key norm, bias and scaled rotary frequencies; as many K/V heads as queries,
-        and gates."""
+        """Grouped heads; one K/V head with query/key norm, bias and scaled rotary frequencies; as
+        many K/V heads as queries, and gates.
+        """
         plain = RopeParams(theta=10000.0)
-        scaled = RopeParams(theta=500000.0, rope_type="llama3", factor=8.0, original_max_position_embeddings=64)
+        scaled = RopeParams(
+            theta=500000.0, rope_type="llama3", factor=8.0, original_max_position_embeddings=64
+        )
         return (
-            cls(attention=AttentionParams(hidden_size=48, num_heads=4, num_kv_heads=2, head_dim=16, scale=0.25, rope=plain)),
+            cls(
+                attention=AttentionParams(
+                    hidden_size=48, num_heads=4, num_kv_heads=2, head_dim=16, scale=0.25, rope=plain
+                )
+            ),
             cls(
                 attention=AttentionParams(
                     hidden_size=48,

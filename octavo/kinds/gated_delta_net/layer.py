@@ -1,4 +1,6 @@
-"""The torch layer of a gated delta net: one decay per value head, with the checkpoints' module names."""
+"""The torch layer of a gated delta net: one decay per value head, with the checkpoints' module
+names.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,10 @@ class GatedDeltaNetLayer(DeltaRule):
 
     def __init__(self, kind: GatedDeltaNet, dtype: torch.dtype, device: torch.device | str) -> None:
         shape = DeltaShape(
-            key_heads=kind.key_heads, value_heads=kind.value_heads, key_dim=kind.key_dim, value_dim=kind.value_dim
+            key_heads=kind.key_heads,
+            value_heads=kind.value_heads,
+            key_dim=kind.key_dim,
+            value_dim=kind.value_dim,
         )
         super().__init__(
             shape,
@@ -50,21 +55,31 @@ class GatedDeltaNetLayer(DeltaRule):
         if self.kind.packed:
             qkv, z, b, a = self._unpacked(hidden)
         else:
-            qkv, z, b, a = (each(hidden) for each in (self.in_proj_qkv, self.in_proj_z, self.in_proj_b, self.in_proj_a))
+            qkv, z, b, a = (
+                each(hidden)
+                for each in (self.in_proj_qkv, self.in_proj_z, self.in_proj_b, self.in_proj_a)
+            )
         beta = b.sigmoid() * 2 if self.kind.doubled else b.sigmoid()
         log_decay = -self.A_log.exp() * F.softplus(wide(a) + self.dt_bias)
         gate = z.view(-1, self.kind.value_heads, self.kind.value_dim)
         return DeltaInputs(qkv=qkv, log_decay=log_decay, beta=beta, gate=gate)
 
     def _unpacked(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """q, k and v [T, C], z [T, H Dv], b and a [T, H] of projections whose rows lie key head after key head."""
+        """q, k and v [T, C], z [T, H Dv], b and a [T, H] of projections whose rows lie key head
+        after key head.
+        """
         kind = self.kind
         share = kind.value_heads // kind.key_heads
         values = share * kind.value_dim
         heads = self.in_proj_qkvz(hidden).view(-1, kind.key_heads, 2 * kind.key_dim + 2 * values)
         q, k, v, z = heads.split((kind.key_dim, kind.key_dim, values, values), dim=-1)
         b, a = self.in_proj_ba(hidden).view(-1, kind.key_heads, 2 * share).chunk(2, dim=-1)
-        return torch.cat([x.flatten(1) for x in (q, k, v)], dim=-1), z.flatten(1), b.flatten(1), a.flatten(1)
+        return (
+            torch.cat([x.flatten(1) for x in (q, k, v)], dim=-1),
+            z.flatten(1),
+            b.flatten(1),
+            a.flatten(1),
+        )
 
     def output(self, mixed: Tensor, gate: Tensor) -> Tensor:
         """See the base."""

@@ -1,4 +1,6 @@
-"""What a gated delta net layer remembers: a matrix per value head, and the last inputs of its convolution. Torch-free."""
+"""What a gated delta net layer remembers: a matrix per value head, and the last inputs of its
+convolution. Torch-free.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,12 @@ from octavo.spec.stream import CacheDtypes, Stream
 
 @dataclass(frozen=True, kw_only=True)
 class GatedDeltaNet(Kind):
-    """Linear attention by the gated delta rule (Yang et al. 2024); several value heads may share one key head.
+    """Linear attention by the gated delta rule (Yang et al. 2024); several value heads may share
+    one key head.
 
-    packed: projections' rows lie key head after key head, not all of q, then all of k. doubled: a token may overwrite twice
-    what is there (strengths up to 2, Grazzi et al. 2025). activation: behind the convolution.
+    packed: projections' rows lie key head after key head, not all of q, then all of k. doubled: a
+    token may overwrite twice what is there (strengths up to 2, Grazzi et al. 2025). activation:
+    behind the convolution.
     """
 
     name: ClassVar[str] = "gated_delta_net"
@@ -34,13 +38,16 @@ class GatedDeltaNet(Kind):
     norm_eps: float = 1e-6
 
     def __post_init__(self) -> None:
-        check_multiple(self.value_heads, self.key_heads, ("linear_num_value_heads", "linear_num_key_heads"))
+        check_multiple(
+            self.value_heads, self.key_heads, ("linear_num_value_heads", "linear_num_key_heads")
+        )
 
     @classmethod
     def from_hf(cls, config: Config, index: int) -> Self:
         """Parameters by Qwen3-Next's key names, ``linear_*``. Raises ConfigError naming the field.
 
-        Beyond them a family sets ``linear_packed`` and, where it is not ``rms_norm_eps``, ``linear_norm_eps``.
+        Beyond them a family sets ``linear_packed`` and, where it is not ``rms_norm_eps``,
+        ``linear_norm_eps``.
         """
         run: dict[str, Any] = {}
         if not config.get(PLANNING):
@@ -61,7 +68,9 @@ class GatedDeltaNet(Kind):
         )
 
     def streams(self, dtypes: CacheDtypes) -> tuple[Stream, ...]:
-        """One stream ``state``: inputs of the convolution over q, k and v; recurrent [value heads, key dim, value dim]."""
+        """One stream ``state``: inputs of the convolution over q, k and v; recurrent [value heads,
+        key dim, value dim].
+        """
         keys = (self.key_heads, self.key_dim)
         conv = {"conv_q": keys, "conv_k": keys, "conv_v": (self.value_heads, self.value_dim)}
         shape = (self.value_heads, self.key_dim, self.value_dim)
@@ -71,6 +80,22 @@ class GatedDeltaNet(Kind):
     def examples(cls) -> tuple[Self, ...]:
         """As many value heads as key heads with other sizes, and twice as many, packed."""
         return (
-            cls(hidden_size=24, key_heads=2, value_heads=2, key_dim=6, value_dim=12, kernel=4, doubled=True),
-            cls(hidden_size=24, key_heads=2, value_heads=4, key_dim=8, value_dim=8, kernel=3, packed=True),
+            cls(
+                hidden_size=24,
+                key_heads=2,
+                value_heads=2,
+                key_dim=6,
+                value_dim=12,
+                kernel=4,
+                doubled=True,
+            ),
+            cls(
+                hidden_size=24,
+                key_heads=2,
+                value_heads=4,
+                key_dim=8,
+                value_dim=8,
+                kernel=3,
+                packed=True,
+            ),
         )

@@ -1,4 +1,6 @@
-"""The torch layer of Kimi delta attention: a decay for every channel of a key, with the checkpoints' module names."""
+"""The torch layer of Kimi delta attention: a decay for every channel of a key, with the
+checkpoints' module names.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,25 @@ class KimiDeltaLayer(DeltaRule):
     def __init__(self, kind: KimiDelta, dtype: torch.dtype, device: torch.device | str) -> None:
         heads, dim, size = kind.num_heads, kind.head_dim, kind.hidden_size
         shape = DeltaShape(key_heads=heads, value_heads=heads, key_dim=dim, value_dim=dim)
-        super().__init__(shape, hidden_size=size, kernel=kind.kernel, activation=kind.activation, dtype=dtype, device=device)
+        super().__init__(
+            shape,
+            hidden_size=size,
+            kernel=kind.kernel,
+            activation=kind.activation,
+            dtype=dtype,
+            device=device,
+        )
         self.kind = kind
 
         def linear(inputs: int, outputs: int) -> nn.Linear:
             return nn.Linear(inputs, outputs, bias=False, dtype=dtype, device=device)
 
         inner = heads * dim
-        self.q_proj, self.k_proj, self.v_proj = linear(size, inner), linear(size, inner), linear(size, inner)
+        self.q_proj, self.k_proj, self.v_proj = (
+            linear(size, inner),
+            linear(size, inner),
+            linear(size, inner),
+        )
         self.f_a_proj, self.f_b_proj = linear(size, dim), linear(dim, inner)
         self.g_a_proj, self.g_b_proj = linear(size, dim), linear(dim, inner)
         self.b_proj, self.o_proj = linear(size, heads), linear(inner, size)

@@ -1,4 +1,6 @@
-"""What a Kimi delta attention layer remembers: a matrix per head, and the last inputs of its convolutions. Torch-free."""
+"""What a Kimi delta attention layer remembers: a matrix per head, and the last inputs of its
+convolutions. Torch-free.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ class KimiDelta(Kind):
 
     @classmethod
     def from_hf(cls, config: Config, index: int) -> Self:
-        """Parameters from ``linear_num_heads``, ``linear_head_dim``, ``linear_conv_kernel_dim``. Raises ConfigError."""
+        """Parameters from ``linear_num_heads``, ``linear_head_dim``, ``linear_conv_kernel_dim``.
+        Raises ConfigError.
+        """
         run: dict[str, Any] = {}
         if not config.get(PLANNING):
             run = {"activation": config["hidden_act"], "norm_eps": float(config["rms_norm_eps"])}
@@ -40,10 +44,14 @@ class KimiDelta(Kind):
         )
 
     def streams(self, dtypes: CacheDtypes) -> tuple[Stream, ...]:
-        """One stream ``state``: inputs of the convolutions over q, k and v; recurrent [heads, dim, dim]."""
+        """One stream ``state``: inputs of the convolutions over q, k and v; recurrent [heads, dim,
+        dim].
+        """
         heads = (self.num_heads, self.head_dim)
         conv = dict.fromkeys(("conv_q", "conv_k", "conv_v"), heads)
-        return (state_stream(dtypes, conv=conv, kernel=self.kernel, recurrent=(*heads, self.head_dim)),)
+        return (
+            state_stream(dtypes, conv=conv, kernel=self.kernel, recurrent=(*heads, self.head_dim)),
+        )
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:

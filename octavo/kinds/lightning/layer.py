@@ -15,11 +15,17 @@ from octavo.ops.ragged import work_dtype
 
 
 class LightningLayer(nn.Module):
-    """Activated q, k and v, a decay per head, a norm over all heads and a gate. Stream ``state``, field recurrent."""
+    """Activated q, k and v, a decay per head, a norm over all heads and a gate. Stream ``state``,
+    field recurrent.
+    """
 
     def __init__(self, kind: Lightning, dtype: torch.dtype, device: torch.device | str) -> None:
         super().__init__()
-        self.kind, self.hidden_size, self.activation = kind, kind.hidden_size, GATES[kind.activation]
+        self.kind, self.hidden_size, self.activation = (
+            kind,
+            kind.hidden_size,
+            GATES[kind.activation],
+        )
 
         def linear(inputs: int, outputs: int) -> nn.Linear:
             return nn.Linear(inputs, outputs, bias=False, dtype=dtype, device=device)
@@ -32,18 +38,26 @@ class LightningLayer(nn.Module):
 
     def heads(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """hidden [T, d] -> q, k, v [T, H, D], which lie head after head in their projection."""
-        q, k, v = self.activation(self.qkv_proj(hidden)).view(-1, self.kind.num_heads, 3 * self.kind.head_dim).chunk(3, dim=-1)
+        q, k, v = (
+            self.activation(self.qkv_proj(hidden))
+            .view(-1, self.kind.num_heads, 3 * self.kind.head_dim)
+            .chunk(3, dim=-1)
+        )
         return q, k, v
 
     def output(self, mixed: Tensor, hidden: Tensor) -> Tensor:
         """mixed [T, H, D] -> [T, d]."""
-        return self.out_proj(self.output_gate(hidden).sigmoid() * self.norm(mixed.flatten(1).to(hidden.dtype)))
+        return self.out_proj(
+            self.output_gate(hidden).sigmoid() * self.norm(mixed.flatten(1).to(hidden.dtype))
+        )
 
     def forward(self, hidden: Tensor, step: Step, caches: Caches) -> Tensor:
         """hidden [T, d] -> [T, d]; stores the states that the cache's batch asks for."""
         view, slopes = caches["state"], self.kind.slopes
         state = carried(view, step)["recurrent"]
-        decay = step.shared(slopes, lambda: -torch.tensor(slopes, dtype=work_dtype(hidden), device=hidden.device))
+        decay = step.shared(
+            slopes, lambda: -torch.tensor(slopes, dtype=work_dtype(hidden), device=hidden.device)
+        )
         mixed, recurrent = decayed_attention(*self.heads(hidden), decay, state, emits(view, step))
         view.store(recurrent=recurrent)
         return self.output(mixed, hidden)

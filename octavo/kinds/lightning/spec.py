@@ -12,7 +12,9 @@ from octavo.spec.stream import CacheDtypes, Stream
 
 @dataclass(frozen=True, kw_only=True)
 class Lightning(Kind):
-    """Linear attention with a decay per head that layer and head decide (Qin et al. 2024; MiniMax-01)."""
+    """Linear attention with a decay per head that layer and head decide (Qin et al. 2024;
+    MiniMax-01).
+    """
 
     name: ClassVar[str] = "lightning"
     layer: ClassVar[str] = "octavo.kinds.lightning.layer:LightningLayer"
@@ -28,13 +30,19 @@ class Lightning(Kind):
 
     @property
     def slopes(self) -> tuple[float, ...]:
-        """What a token takes off the logarithm of each head's state; less in later layers (Qin et al. 2024, section 3.2)."""
+        """What a token takes off the logarithm of each head's state; less in later layers (Qin et
+        al. 2024, section 3.2).
+        """
         factor = 1 - self.index / (self.num_layers - 1 + 1e-5) + 1e-5
-        return tuple(2 ** (-8 * head / self.num_heads) * factor for head in range(1, self.num_heads + 1))
+        return tuple(
+            2 ** (-8 * head / self.num_heads) * factor for head in range(1, self.num_heads + 1)
+        )
 
     @classmethod
     def from_hf(cls, config: Config, index: int) -> Self:
-        """Parameters of layer ``index``; its decay depends on where it stands. Raises ConfigError naming the field."""
+        """Parameters of layer ``index``; its decay depends on where it stands. Raises ConfigError
+        naming the field.
+        """
         return cls(
             hidden_size=count(config, "hidden_size"),
             num_heads=count(config, "num_attention_heads"),
@@ -46,9 +54,14 @@ class Lightning(Kind):
 
     def streams(self, dtypes: CacheDtypes) -> tuple[Stream, ...]:
         """One stream ``state``: recurrent [heads, dim, dim]."""
-        return (state_stream(dtypes, conv={}, recurrent=(self.num_heads, self.head_dim, self.head_dim)),)
+        return (
+            state_stream(dtypes, conv={}, recurrent=(self.num_heads, self.head_dim, self.head_dim)),
+        )
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:
         """The first and a later layer, whose decays differ."""
-        return tuple(cls(hidden_size=24, num_heads=3, head_dim=8, index=index, num_layers=4) for index in (0, 2))
+        return tuple(
+            cls(hidden_size=24, num_heads=3, head_dim=8, index=index, num_layers=4)
+            for index in (0, 2)
+        )

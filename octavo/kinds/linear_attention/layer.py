@@ -12,9 +12,13 @@ from octavo.ops.linear import feature_attention
 
 
 class LinearAttentionLayer(nn.Module):
-    """Projections around sums over all earlier tokens. Stream ``state``, fields recurrent and normaliser."""
+    """Projections around sums over all earlier tokens. Stream ``state``, fields recurrent and
+    normaliser.
+    """
 
-    def __init__(self, kind: LinearAttention, dtype: torch.dtype, device: torch.device | str) -> None:
+    def __init__(
+        self, kind: LinearAttention, dtype: torch.dtype, device: torch.device | str
+    ) -> None:
         super().__init__()
         self.kind, self.hidden_size = kind, kind.hidden_size
         inner = kind.num_heads * kind.head_dim
@@ -28,13 +32,19 @@ class LinearAttentionLayer(nn.Module):
     def heads(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """hidden [T, d] -> q, k, v [T, H, D]."""
         split = (-1, self.kind.num_heads, self.kind.head_dim)
-        return self.q_proj(hidden).view(split), self.k_proj(hidden).view(split), self.v_proj(hidden).view(split)
+        return (
+            self.q_proj(hidden).view(split),
+            self.k_proj(hidden).view(split),
+            self.v_proj(hidden).view(split),
+        )
 
     def forward(self, hidden: Tensor, step: Step, caches: Caches) -> Tensor:
         """hidden [T, d] -> [T, d]; stores the states that the cache's batch asks for."""
         view = caches["state"]
         state = carried(view, step)
         sums = state["recurrent"], state["normaliser"]
-        mixed, (recurrent, normaliser) = feature_attention(*self.heads(hidden), sums, emits(view, step))
+        mixed, (recurrent, normaliser) = feature_attention(
+            *self.heads(hidden), sums, emits(view, step)
+        )
         view.store(recurrent=recurrent, normaliser=normaliser)
         return self.o_proj(mixed.flatten(1).to(hidden.dtype))

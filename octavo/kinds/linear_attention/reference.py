@@ -1,4 +1,6 @@
-"""Plain linear attention in its quadratic form: every query against every earlier key. Owns the oracle only."""
+"""Plain linear attention in its quadratic form: every query against every earlier key. Owns the
+oracle only.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a plain linear attention layer remembers: sums of outer products and of keys, per head. Torch-free."""
+"""What a plain linear attention layer remembers: sums of outer products and of keys, per head.
+Torch-free.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ class LinearAttention(Kind):
 
     @classmethod
     def from_hf(cls, config: Config, index: int) -> Self:
-        """Parameters from ``hidden_size``, ``num_attention_heads`` and ``head_dim``. Raises ConfigError naming the field."""
+        """Parameters from ``hidden_size``, ``num_attention_heads`` and ``head_dim``. Raises
+        ConfigError naming the field.
+        """
         return cls(
             hidden_size=count(config, "hidden_size"),
             num_heads=count(config, "num_attention_heads"),
@@ -32,7 +36,9 @@ class LinearAttention(Kind):
         )
 
     def streams(self, dtypes: CacheDtypes) -> tuple[Stream, ...]:
-        """One stream ``state``: recurrent [heads, dim, dim], and the keys' sum [heads, dim] that normalises."""
+        """One stream ``state``: recurrent [heads, dim, dim], and the keys' sum [heads, dim] that
+        normalises.
+        """
         shape = (self.num_heads, self.head_dim, self.head_dim)
         fields = (
             Field(name="recurrent", shape=shape, dtype=dtypes.state, shard="heads"),
@@ -43,4 +49,7 @@ class LinearAttention(Kind):
     @classmethod
     def examples(cls) -> tuple[Self, ...]:
         """Several heads, and one."""
-        return (cls(hidden_size=24, num_heads=3, head_dim=8), cls(hidden_size=20, num_heads=1, head_dim=10))
+        return (
+            cls(hidden_size=24, num_heads=3, head_dim=8),
+            cls(hidden_size=20, num_heads=1, head_dim=10),
+        )

@@ -1,6 +1,7 @@
 """The torch layer of Mamba, with the checkpoint's module names.
 
-Owns projections, norms, skip and gate. The recurrence is ``ops.ssm``'s; where states come from and go is ``nn.state``'s.
+Owns projections, norms, skip and gate. The recurrence is ``ops.ssm``'s; where states come from and
+go is ``nn.state``'s.
 """
 
 from __future__ import annotations
@@ -29,11 +30,16 @@ class MambaLayer(nn.Module):
             return nn.Linear(inputs, outputs, bias=bias, dtype=dtype, device=device)
 
         def wide(*shape: int) -> nn.Parameter:
-            # Small, and exponentials of exponentials follow: kept in float32 whatever the model's dtype.
-            return nn.Parameter(torch.zeros(shape, dtype=torch.float32, device=device), requires_grad=False)
+            # Small, and exponentials of exponentials follow: kept in float32 whatever the model's
+            # dtype.
+            return nn.Parameter(
+                torch.zeros(shape, dtype=torch.float32, device=device), requires_grad=False
+            )
 
         self.in_proj = linear(kind.hidden_size, 2 * inner, kind.bias)
-        self.conv1d = nn.Conv1d(inner, inner, kind.kernel, groups=inner, bias=kind.conv_bias, dtype=dtype, device=device)
+        self.conv1d = nn.Conv1d(
+            inner, inner, kind.kernel, groups=inner, bias=kind.conv_bias, dtype=dtype, device=device
+        )
         self.x_proj = linear(inner, kind.rank + 2 * state, False)
         self.dt_proj = linear(kind.rank, inner, True)
         self.out_proj = linear(inner, kind.hidden_size, kind.bias)
@@ -66,6 +72,8 @@ class MambaLayer(nn.Module):
         return F.softplus(dt), -self.A_log.exp(), b, c
 
     def finished(self, y: Tensor, u: Tensor, gate: Tensor) -> Tensor:
-        """States read out, y, with the skip past the state, gated and projected: all [T, I] -> [T, d]."""
+        """States read out, y, with the skip past the state, gated and projected: all [T, I] -> [T,
+        d].
+        """
         y = (y + u * self.D) * F.silu(gate.to(y.dtype))
         return self.out_proj(y.to(gate.dtype))

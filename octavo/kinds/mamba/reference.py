@@ -1,4 +1,6 @@
-"""A Mamba layer as a loop over tokens: the kind's oracle. Shares projections with the layer, and nothing of how states run."""
+"""A Mamba layer as a loop over tokens: the kind's oracle. Shares projections with the layer, and
+nothing of how states run.
+"""
 
 from __future__ import annotations
 

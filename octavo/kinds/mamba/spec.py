@@ -1,4 +1,6 @@
-"""What a Mamba layer remembers: a state per channel, and the last inputs of its convolution. Torch-free."""
+"""What a Mamba layer remembers: a state per channel, and the last inputs of its convolution.
+Torch-free.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,12 @@ from octavo.spec.stream import CacheDtypes, Stream
 
 @dataclass(frozen=True, kw_only=True)
 class Mamba(Kind):
-    """A selective state space (Gu and Dao 2023) over ``inner_size`` channels with ``state_size`` numbers each.
+    """A selective state space (Gu and Dao 2023) over ``inner_size`` channels with ``state_size``
+    numbers each.
 
-    rank: of the time steps before they are projected to channels. bias: of input and output projections. norm: RMSNorm of time
-    steps, B and C, with weights (``scale``, Jamba) or without (``unit``, Falcon Mamba), or None.
+    rank: of the time steps before they are projected to channels. bias: of input and output
+    projections. norm: RMSNorm of time steps, B and C, with weights (``scale``, Jamba) or without
+    (``unit``, Falcon Mamba), or None.
     """
 
     name: ClassVar[str] = "mamba"
@@ -36,8 +40,8 @@ class Mamba(Kind):
     def from_hf(cls, config: Config, index: int) -> Self:
         """Parameters by Mamba's key names.
 
-        Besides upstream's, the family sets ``mixer_norm`` and, with it, ``mixer_rms_eps``, and ``time_step_rank`` to a number.
-        Raises ConfigError naming the field.
+        Besides upstream's, the family sets ``mixer_norm`` and, with it, ``mixer_rms_eps``, and
+        ``time_step_rank`` to a number. Raises ConfigError naming the field.
         """
         sizes = cls(
             hidden_size=count(config, "hidden_size"),
@@ -59,13 +63,34 @@ class Mamba(Kind):
     def streams(self, dtypes: CacheDtypes) -> tuple[Stream, ...]:
         """One stream ``state``: conv [inner, kernel - 1], recurrent [inner, state]."""
         shape = (self.inner_size, self.state_size)
-        return (state_stream(dtypes, conv={"conv": (self.inner_size,)}, kernel=self.kernel, recurrent=shape),)
+        return (
+            state_stream(
+                dtypes, conv={"conv": (self.inner_size,)}, kernel=self.kernel, recurrent=shape
+            ),
+        )
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:
         """The usual kernel; the shortest, with biases and weightless norms; norms with weights."""
         return (
             cls(hidden_size=24, inner_size=48, state_size=8, kernel=4, rank=3),
-            cls(hidden_size=24, inner_size=24, state_size=5, kernel=2, rank=2, bias=True, conv_bias=False, norm="unit"),
-            cls(hidden_size=16, inner_size=32, state_size=4, kernel=3, rank=4, norm="scale", norm_eps=1e-5),
+            cls(
+                hidden_size=24,
+                inner_size=24,
+                state_size=5,
+                kernel=2,
+                rank=2,
+                bias=True,
+                conv_bias=False,
+                norm="unit",
+            ),
+            cls(
+                hidden_size=16,
+                inner_size=32,
+                state_size=4,
+                kernel=3,
+                rank=4,
+                norm="scale",
+                norm_eps=1e-5,
+            ),
         )

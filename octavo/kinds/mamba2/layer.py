@@ -1,6 +1,7 @@
 """The torch layer of Mamba-2, with the checkpoint's module names.
 
-Owns projections, skip, gate and norm. The recurrence is ``ops.ssm``'s; where states come from and go is ``nn.state``'s.
+Owns projections, skip, gate and norm. The recurrence is ``ops.ssm``'s; where states come from and
+go is ``nn.state``'s.
 """
 
 from __future__ import annotations
@@ -25,8 +26,14 @@ class GatedNorm(nn.Module):
 
     def __init__(self, kind: Mamba2, dtype: torch.dtype, device: torch.device | str) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(kind.inner_size, dtype=dtype, device=device), requires_grad=False)
-        self.groups, self.eps, self.before_gate = kind.num_groups, kind.norm_eps, kind.norm_before_gate
+        self.weight = nn.Parameter(
+            torch.ones(kind.inner_size, dtype=dtype, device=device), requires_grad=False
+        )
+        self.groups, self.eps, self.before_gate = (
+            kind.num_groups,
+            kind.norm_eps,
+            kind.norm_before_gate,
+        )
 
     def forward(self, y: Tensor, gate: Tensor) -> Tensor:
         """y and gate, ahead of its activation, [T, I] in float32 at least -> [T, I]."""
@@ -50,11 +57,16 @@ class Mamba2Layer(nn.Module):
             return nn.Linear(inputs, outputs, bias=bias, dtype=dtype, device=device)
 
         def wide() -> nn.Parameter:
-            # Small, and exponentials of exponentials follow: kept in float32 whatever the model's dtype.
-            return nn.Parameter(torch.zeros(kind.num_heads, dtype=torch.float32, device=device), requires_grad=False)
+            # Small, and exponentials of exponentials follow: kept in float32 whatever the model's
+            # dtype.
+            return nn.Parameter(
+                torch.zeros(kind.num_heads, dtype=torch.float32, device=device), requires_grad=False
+            )
 
         self.in_proj = linear(kind.hidden_size, inner + conv + kind.num_heads, kind.bias)
-        self.conv1d = nn.Conv1d(conv, conv, kind.kernel, groups=conv, bias=kind.conv_bias, dtype=dtype, device=device)
+        self.conv1d = nn.Conv1d(
+            conv, conv, kind.kernel, groups=conv, bias=kind.conv_bias, dtype=dtype, device=device
+        )
         self.out_proj = linear(inner, kind.hidden_size, kind.out_bias)
         self.A_log, self.D, self.dt_bias = wide(), wide(), wide()
         self.norm = GatedNorm(kind, dtype, device) if kind.norm else None
@@ -83,8 +95,13 @@ class Mamba2Layer(nn.Module):
         kind = self.kind
         made = self.in_proj(hidden if kind.in_scale == 1.0 else hidden * kind.in_scale)
         shared = kind.num_groups * kind.state_size
-        parts = made.split((kind.inner_size, kind.inner_size, shared, shared, kind.num_heads), dim=-1)
-        scaled = [part if factor == 1.0 else part * factor for part, factor in zip(parts, kind.segment_scales, strict=True)]
+        parts = made.split(
+            (kind.inner_size, kind.inner_size, shared, shared, kind.num_heads), dim=-1
+        )
+        scaled = [
+            part if factor == 1.0 else part * factor
+            for part, factor in zip(parts, kind.segment_scales, strict=True)
+        ]
         gate, *inputs, dt = scaled
         dt = F.softplus(dt.to(self.dt_bias.dtype) + self.dt_bias).clamp(*kind.dt_limit)
         return gate, torch.cat(inputs, dim=-1), dt
@@ -98,7 +115,9 @@ class Mamba2Layer(nn.Module):
         return x.unflatten(-1, heads), b.unflatten(-1, groups), c.unflatten(-1, groups)
 
     def finished(self, y: Tensor, x: Tensor, gate: Tensor) -> Tensor:
-        """States read out, y [T, H, P], with the skip past the state, gated, normed and projected -> [T, d]."""
+        """States read out, y [T, H, P], with the skip past the state, gated, normed and projected
+        -> [T, d].
+        """
         y = (y + x * self.D[:, None]).flatten(1)
         wide = gate.to(y.dtype)
         y = y * F.silu(wide) if self.norm is None else self.norm(y, wide)

@@ -1,5 +1,6 @@
-"""A Mamba-2 layer as a loop over tokens and heads: the kind's oracle. Shares projections with the layer, and nothing of how
-states run."""
+"""A Mamba-2 layer as a loop over tokens and heads: the kind's oracle. Shares projections with the
+layer, and nothing of how states run.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ def dense(layer: Mamba2Layer, hidden: Tensor) -> Tensor:
         y = torch.empty_like(x)
         for head in range(kind.num_heads):
             decay = torch.exp(-dt[token, head] * layer.A_log[head].exp())
-            state[head] = decay * state[head] + torch.outer(dt[token, head] * x[head], b[head // share])
+            state[head] = decay * state[head] + torch.outer(
+                dt[token, head] * x[head], b[head // share]
+            )
             y[head] = state[head] @ c[head // share]
         outs.append(layer.finished(y[None], x[None], gate[token : token + 1]))
     return torch.cat(outs)

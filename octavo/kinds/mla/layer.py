@@ -11,5 +11,7 @@ from octavo.nn.latent import LatentAttention
 class MultiHeadLatentLayer(LatentAttention):
     """Causal attention over all latents."""
 
-    def __init__(self, kind: MultiHeadLatent, dtype: torch.dtype, device: torch.device | str) -> None:
+    def __init__(
+        self, kind: MultiHeadLatent, dtype: torch.dtype, device: torch.device | str
+    ) -> None:
         super().__init__(kind.latent, dtype=dtype, device=device)

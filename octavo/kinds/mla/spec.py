@@ -1,4 +1,6 @@
-"""What a multi-head latent attention layer remembers: one latent and one rotated key per token. Torch-free."""
+"""What a multi-head latent attention layer remembers: one latent and one rotated key per token.
+Torch-free.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from octavo.spec.stream import CacheDtypes, Stream
 
 @dataclass(frozen=True, kw_only=True)
 class MultiHeadLatent(Kind):
-    """Causal softmax attention whose keys and values are projected from a latent (DeepSeek-V2, V3, Kimi)."""
+    """Causal softmax attention whose keys and values are projected from a latent (DeepSeek-V2, V3,
+    Kimi).
+    """
 
     name: ClassVar[str] = "mla"
     layer: ClassVar[str] = "octavo.kinds.mla.layer:MultiHeadLatentLayer"
@@ -32,7 +36,9 @@ class MultiHeadLatent(Kind):
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:
-        """Queries from a latent of their own, biased and with YaRN's magnitude; from the hidden state; and without rotation."""
+        """Queries from a latent of their own, biased and with YaRN's magnitude; from the hidden
+        state; and without rotation.
+        """
         rope = RopeParams(
             theta=10000.0,
             rope_type="yarn",
@@ -53,5 +59,11 @@ class MultiHeadLatent(Kind):
             rope=rope,
             bias=True,
         )
-        direct = replace(sizes, num_heads=2, q_lora_rank=None, bias=False, rope=RopeParams(theta=500.0))
-        return (cls(latent=sizes), cls(latent=direct), cls(latent=replace(direct, rope=None, norm_eps=1e-3)))
+        direct = replace(
+            sizes, num_heads=2, q_lora_rank=None, bias=False, rope=RopeParams(theta=500.0)
+        )
+        return (
+            cls(latent=sizes),
+            cls(latent=direct),
+            cls(latent=replace(direct, rope=None, norm_eps=1e-3)),
+        )

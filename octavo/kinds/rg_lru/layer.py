@@ -1,4 +1,6 @@
-"""The torch layer of a gated linear recurrence (Griffin), with the module names of RecurrentGemma's checkpoints."""
+"""The torch layer of a gated linear recurrence (Griffin), with the module names of RecurrentGemma's
+checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ SHARPNESS = 8.0
 class RecurrentGates(nn.Module):
     """Decays and inputs of the recurrence; both gates are block-diagonal, one block per head."""
 
-    def __init__(self, width: int, heads: int, dtype: torch.dtype, device: torch.device | str) -> None:
+    def __init__(
+        self, width: int, heads: int, dtype: torch.dtype, device: torch.device | str
+    ) -> None:
         super().__init__()
 
         def weight(*shape: int) -> nn.Parameter:
@@ -29,13 +33,21 @@ class RecurrentGates(nn.Module):
 
         block = width // heads
         self.recurrent_param = weight(width)
-        self.input_gate_weight, self.input_gate_bias = weight(heads, block, block), weight(heads, block)
-        self.recurrent_gate_weight, self.recurrent_gate_bias = weight(heads, block, block), weight(heads, block)
+        self.input_gate_weight, self.input_gate_bias = (
+            weight(heads, block, block),
+            weight(heads, block),
+        )
+        self.recurrent_gate_weight, self.recurrent_gate_bias = (
+            weight(heads, block, block),
+            weight(heads, block),
+        )
 
     def forward(self, u: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
-        """u [T, width], first bool [T, 1], true at position 0 -> decay and input of ``h = decay h + input`` [T, width].
+        """u [T, width], first bool [T, 1], true at position 0 -> decay and input of ``h = decay h +
+        input`` [T, width].
 
-        Both in float32 at least: in bfloat16 a decay near 1 would be 1. A first token forgets all and is not scaled.
+        Both in float32 at least: in bfloat16 a decay near 1 would be 1. A first token forgets all
+        and is not scaled.
         """
         blocks = u.unflatten(-1, self.input_gate_bias.shape).transpose(0, 1)
         gates = []
@@ -51,16 +63,27 @@ class RecurrentGates(nn.Module):
 
 
 class RealGatedRecurrentLayer(nn.Module):
-    """A convolution and the recurrence behind it, beside a gate. Stream ``state``, fields conv and recurrent."""
+    """A convolution and the recurrence behind it, beside a gate. Stream ``state``, fields conv and
+    recurrent.
+    """
 
-    def __init__(self, kind: RealGatedRecurrent, dtype: torch.dtype, device: torch.device | str) -> None:
+    def __init__(
+        self, kind: RealGatedRecurrent, dtype: torch.dtype, device: torch.device | str
+    ) -> None:
         super().__init__()
-        self.kind, self.hidden_size, self.activation = kind, kind.hidden_size, GATES[kind.activation]
+        self.kind, self.hidden_size, self.activation = (
+            kind,
+            kind.hidden_size,
+            GATES[kind.activation],
+        )
 
         def linear(inputs: int, outputs: int) -> nn.Linear:
             return nn.Linear(inputs, outputs, dtype=dtype, device=device)
 
-        self.linear_y, self.linear_x = linear(kind.hidden_size, kind.width), linear(kind.hidden_size, kind.width)
+        self.linear_y, self.linear_x = (
+            linear(kind.hidden_size, kind.width),
+            linear(kind.hidden_size, kind.width),
+        )
         self.linear_out = linear(kind.width, kind.hidden_size)
         self.conv_1d = CausalConv(kind.width, kind.kernel, bias=True, dtype=dtype, device=device)
         self.rg_lru = RecurrentGates(kind.width, kind.num_heads, dtype, device)

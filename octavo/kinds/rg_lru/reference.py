@@ -1,4 +1,6 @@
-"""The gated linear recurrence, slowly: the whole sequence, one token at a time. Owns the oracle only."""
+"""The gated linear recurrence, slowly: the whole sequence, one token at a time. Owns the oracle
+only.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,12 @@ def dense_recurrence(layer: RealGatedRecurrentLayer, hidden: Tensor) -> Tensor:
         u = layer.conv_1d.bias.clone()
         for back in range(min(token + 1, taps.shape[1])):
             u = u + taps[:, -1 - back] * x[token - back]
-        entry = torch.sigmoid(u @ torch.block_diag(*gates.input_gate_weight) + gates.input_gate_bias.flatten())
-        keep = torch.sigmoid(u @ torch.block_diag(*gates.recurrent_gate_weight) + gates.recurrent_gate_bias.flatten())
+        entry = torch.sigmoid(
+            u @ torch.block_diag(*gates.input_gate_weight) + gates.input_gate_bias.flatten()
+        )
+        keep = torch.sigmoid(
+            u @ torch.block_diag(*gates.recurrent_gate_weight) + gates.recurrent_gate_bias.flatten()
+        )
         decay = torch.exp(-SHARPNESS * keep * torch.log1p(gates.recurrent_param.exp()))
         state = entry * u if token == 0 else decay * state + torch.sqrt(1 - decay**2) * entry * u
         outs.append(state)

@@ -1,4 +1,6 @@
-"""What a gated linear recurrence remembers: one number per channel, and the last inputs of its convolution. Torch-free."""
+"""What a gated linear recurrence remembers: one number per channel, and the last inputs of its
+convolution. Torch-free.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ class RealGatedRecurrent(Kind):
 
     @classmethod
     def from_hf(cls, config: Config, index: int) -> Self:
-        """Parameters from ``lru_width``, ``conv1d_width`` and ``num_attention_heads``. Raises ConfigError naming the field."""
+        """Parameters from ``lru_width``, ``conv1d_width`` and ``num_attention_heads``. Raises
+        ConfigError naming the field.
+        """
         return cls(
             hidden_size=count(config, "hidden_size"),
             width=count(config, "lru_width"),
@@ -43,9 +47,16 @@ class RealGatedRecurrent(Kind):
 
     def streams(self, dtypes: CacheDtypes) -> tuple[Stream, ...]:
         """One stream ``state``: conv [width, kernel - 1], recurrent [width]."""
-        return (state_stream(dtypes, conv={"conv": (self.width,)}, kernel=self.kernel, recurrent=(self.width,)),)
+        return (
+            state_stream(
+                dtypes, conv={"conv": (self.width,)}, kernel=self.kernel, recurrent=(self.width,)
+            ),
+        )
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:
         """As wide as the model, and wider."""
-        return (cls(hidden_size=24, width=24, kernel=4, num_heads=3), cls(hidden_size=16, width=20, kernel=2, num_heads=1))
+        return (
+            cls(hidden_size=24, width=24, kernel=4, num_heads=3),
+            cls(hidden_size=16, width=20, kernel=2, num_heads=1),
+        )

@@ -12,7 +12,9 @@ from octavo.nn.step import Caches, Step
 
 
 class ShortConvLayer(nn.Module):
-    """``out(c * conv(b * u))`` with b, c and u projections of the hidden state. Stream ``state``, field conv."""
+    """``out(c * conv(b * u))`` with b, c and u projections of the hidden state. Stream ``state``,
+    field conv.
+    """
 
     def __init__(self, kind: ShortConv, dtype: torch.dtype, device: torch.device | str) -> None:
         super().__init__()

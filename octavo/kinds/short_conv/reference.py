@@ -1,4 +1,6 @@
-"""The gated short convolution, slowly: the whole sequence, one token at a time. Owns the oracle only."""
+"""The gated short convolution, slowly: the whole sequence, one token at a time. Owns the oracle
+only.
+"""
 
 from __future__ import annotations
 

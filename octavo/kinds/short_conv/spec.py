@@ -24,7 +24,9 @@ class ShortConv(Kind):
 
     @classmethod
     def from_hf(cls, config: Config, index: int) -> Self:
-        """Parameters from ``hidden_size``, ``conv_L_cache`` and ``conv_bias``. Raises ConfigError naming the field."""
+        """Parameters from ``hidden_size``, ``conv_L_cache`` and ``conv_bias``. Raises ConfigError
+        naming the field.
+        """
         return cls(
             hidden_size=count(config, "hidden_size"),
             kernel=read_kernel(config, "conv_L_cache"),

@@ -14,7 +14,9 @@ from octavo.spec.stream import CacheDtypes, Stream
 
 @dataclass(frozen=True, kw_only=True)
 class SlidingWindow(Kind):
-    """Causal softmax attention over the last ``window`` tokens, the query's own included (Transformers' ``sliding_window``)."""
+    """Causal softmax attention over the last ``window`` tokens, the query's own included
+    (Transformers' ``sliding_window``).
+    """
 
     name: ClassVar[str] = "sliding"
     layer: ClassVar[str] = "octavo.kinds.sliding.layer:SlidingWindowLayer"
@@ -25,8 +27,13 @@ class SlidingWindow(Kind):
 
     @classmethod
     def from_hf(cls, config: Config, index: int) -> Self:
-        """Parameters of a ``sliding_attention`` layer. Raises ConfigError without a positive ``sliding_window``."""
-        return cls(attention=read_attention(config, "sliding_attention"), window=count(config, "sliding_window"))
+        """Parameters of a ``sliding_attention`` layer. Raises ConfigError without a positive
+        ``sliding_window``.
+        """
+        return cls(
+            attention=read_attention(config, "sliding_attention"),
+            window=count(config, "sliding_window"),
+        )
 
     def streams(self, dtypes: CacheDtypes) -> tuple[Stream, ...]:
         """One stream ``kv`` of fields k and v, kept as long as the window reaches."""
@@ -34,12 +41,25 @@ class SlidingWindow(Kind):
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:
-        """Windows of one token, of less than a block, of no whole number of blocks, and of several blocks."""
+        """Windows of one token, of less than a block, of no whole number of blocks, and of several
+        blocks.
+        """
         plain = AttentionParams(
-            hidden_size=48, num_heads=4, num_kv_heads=2, head_dim=16, scale=0.25, rope=RopeParams(theta=10000.0)
+            hidden_size=48,
+            num_heads=4,
+            num_kv_heads=2,
+            head_dim=16,
+            scale=0.25,
+            rope=RopeParams(theta=10000.0),
         )
         normed = AttentionParams(
-            hidden_size=32, num_heads=4, num_kv_heads=1, head_dim=8, scale=0.3, rope=RopeParams(theta=1000.0), qk_norm="offset"
+            hidden_size=32,
+            num_heads=4,
+            num_kv_heads=1,
+            head_dim=8,
+            scale=0.3,
+            rope=RopeParams(theta=1000.0),
+            qk_norm="offset",
         )
         return (
             cls(attention=plain, window=1),

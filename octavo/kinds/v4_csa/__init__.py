@@ -1,1 +1,3 @@
-"""DeepSeek-V4's compressed sparse attention: a window, and those of many compressed entries that an indexer picks."""
+"""DeepSeek-V4's compressed sparse attention: a window, and those of many compressed entries that an
+indexer picks.
+"""

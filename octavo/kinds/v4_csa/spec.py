@@ -1,4 +1,6 @@
-"""What a compressed sparse attention layer remembers: a window, groups and their index keys, open groups. Torch-free."""
+"""What a compressed sparse attention layer remembers: a window, groups and their index keys, open
+groups. Torch-free.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,13 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from octavo.spec.kind import Config, Kind, count
-from octavo.spec.latent import CompressedParams, compressor_stream, entry_stream, index_stream, read_compressed
+from octavo.spec.latent import (
+    CompressedParams,
+    compressor_stream,
+    entry_stream,
+    index_stream,
+    read_compressed,
+)
 from octavo.spec.law import Everything, Tail, Window
 from octavo.spec.rope import RopeParams
 from octavo.spec.stream import CacheDtypes, Stream
@@ -14,10 +22,12 @@ from octavo.spec.stream import CacheDtypes, Stream
 
 @dataclass(frozen=True, kw_only=True)
 class V4CompressedSparse(Kind):
-    """Softmax attention over the last ``window`` entries and ``index_topk`` compressed ones (DeepSeek-V4, CSA).
+    """Softmax attention over the last ``window`` entries and ``index_topk`` compressed ones
+    (DeepSeek-V4, CSA).
 
-    ratio: tokens per compressed entry. Each entry also sees the group before its own, so a compressor looks back one group
-    further than it is open. The indexer has a compressor of its own.
+    ratio: tokens per compressed entry. Each entry also sees the group before its own, so a
+    compressor looks back one group further than it is open. The indexer has a compressor of its
+    own.
     """
 
     name: ClassVar[str] = "v4_csa"
@@ -32,7 +42,9 @@ class V4CompressedSparse(Kind):
 
     @classmethod
     def from_hf(cls, config: Config, index: int) -> Self:
-        """Parameters by DeepSeek-V4's key names, the ratio from ``compress_ratios[index]``. Raises ConfigError."""
+        """Parameters by DeepSeek-V4's key names, the ratio from ``compress_ratios[index]``. Raises
+        ConfigError.
+        """
         return cls(
             attention=read_compressed(config, "compress", window=count(config, "sliding_window")),
             ratio=config["compress_ratios"][index],
@@ -42,10 +54,12 @@ class V4CompressedSparse(Kind):
         )
 
     def streams(self, dtypes: CacheDtypes) -> tuple[Stream, ...]:
-        """Streams ``window``, ``compressed`` and ``index`` (both kept for ever, an entry per group), and both compressors.
+        """Streams ``window``, ``compressed`` and ``index`` (both kept for ever, an entry per
+        group), and both compressors.
 
-        A compressor needs its open group and the half of its projections of the group before that the next entry will use;
-        both halves are kept, as a group is still open when its are written.
+        A compressor needs its open group and the half of its projections of the group before that
+        the next entry will use; both halves are kept, as a group is still open when its are
+        written.
         """
         sizes, law = self.attention, Tail(self.ratio, self.ratio)
         return (
@@ -78,4 +92,7 @@ class V4CompressedSparse(Kind):
             o_lora_rank=12,
             rope=rope,
         )
-        return tuple(cls(attention=sizes, ratio=ratio, index_heads=16, index_dim=8, index_topk=5) for ratio in (4, 3))
+        return tuple(
+            cls(attention=sizes, ratio=ratio, index_heads=16, index_dim=8, index_topk=5)
+            for ratio in (4, 3)
+        )

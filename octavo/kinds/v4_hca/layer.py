@@ -1,4 +1,6 @@
-"""The torch layer of heavily compressed attention: a window, and every entry that a compressor has made."""
+"""The torch layer of heavily compressed attention: a window, and every entry that a compressor has
+made.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,22 @@ from octavo.ops.compressed import Entries
 class V4HeavilyCompressedLayer(CompressedAttention):
     """Causal attention over a window, all entries of ``kind.ratio`` tokens, and a sink."""
 
-    def __init__(self, kind: V4HeavilyCompressed, dtype: torch.dtype, device: torch.device | str) -> None:
+    def __init__(
+        self, kind: V4HeavilyCompressed, dtype: torch.dtype, device: torch.device | str
+    ) -> None:
         super().__init__(kind.attention, dtype, device)
-        self.compressor = Compressor(kind.attention, kind.attention.head_dim, kind.ratio, overlap=False, device=device)
+        self.compressor = Compressor(
+            kind.attention, kind.attention.head_dim, kind.ratio, overlap=False, device=device
+        )
 
-    def compressed(self, hidden: Tensor, latent: Tensor, angles: tuple[Tensor, Tensor], step: Step, caches: Caches) -> Entries:
+    def compressed(
+        self,
+        hidden: Tensor,
+        latent: Tensor,
+        angles: tuple[Tensor, Tensor],
+        step: Step,
+        caches: Caches,
+    ) -> Entries:
         """All entries, the step's own included. Streams ``compressed`` and ``compressor``."""
         self.compressor(hidden, step, caches["compressor"], caches["compressed"])
         return Entries(view=caches["compressed"], stride=self.compressor.ratio)

@@ -9,6 +9,8 @@ from octavo.nn.compressed_reference import compress, dense
 
 
 def heavy(layer: V4HeavilyCompressedLayer, hidden: Tensor) -> Tensor:
-    """hidden [T, d] -> [T, d]: every token reads all entries of groups that it or a token before it closes."""
+    """hidden [T, d] -> [T, d]: every token reads all entries of groups that it or a token before it
+    closes.
+    """
     entries, ratio = compress(layer.compressor, hidden), layer.compressor.ratio
     return dense(layer, hidden, lambda position: entries[: (position + 1) // ratio])

@@ -1,4 +1,6 @@
-"""What a heavily compressed attention layer remembers: a window, an entry per group, and the open group. Torch-free."""
+"""What a heavily compressed attention layer remembers: a window, an entry per group, and the open
+group. Torch-free.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,11 @@ from octavo.spec.stream import CacheDtypes, Stream
 
 @dataclass(frozen=True, kw_only=True)
 class V4HeavilyCompressed(Kind):
-    """Softmax attention over the last ``window`` entries and every compressed entry (DeepSeek-V4, HCA).
+    """Softmax attention over the last ``window`` entries and every compressed entry (DeepSeek-V4,
+    HCA).
 
-    ratio: tokens per compressed entry; groups do not overlap. An entry can be seen from the token on that closes its group.
+    ratio: tokens per compressed entry; groups do not overlap. An entry can be seen from the token
+        on that closes its group.
     """
 
     name: ClassVar[str] = "v4_hca"
@@ -28,14 +32,18 @@ class V4HeavilyCompressed(Kind):
 
     @classmethod
     def from_hf(cls, config: Config, index: int) -> Self:
-        """Parameters by DeepSeek-V4's key names, the ratio from ``compress_ratios[index]``. Raises ConfigError."""
+        """Parameters by DeepSeek-V4's key names, the ratio from ``compress_ratios[index]``. Raises
+        ConfigError.
+        """
         return cls(
             attention=read_compressed(config, "compress", window=count(config, "sliding_window")),
             ratio=config["compress_ratios"][index],
         )
 
     def streams(self, dtypes: CacheDtypes) -> tuple[Stream, ...]:
-        """Streams ``window``, ``compressed`` (kept for ever, one entry per group) and ``compressor`` (the open group)."""
+        """Streams ``window``, ``compressed`` (kept for ever, one entry per group) and
+        ``compressor`` (the open group).
+        """
         sizes = self.attention
         return (
             entry_stream("window", sizes, Window(sizes.window), dtypes),

@@ -1,4 +1,6 @@
-"""The torch layer of DeepSeek-V4's layers without a compressor: ``nn.compressed`` with its window alone."""
+"""The torch layer of DeepSeek-V4's layers without a compressor: ``nn.compressed`` with its window
+alone.
+"""
 
 from __future__ import annotations
 

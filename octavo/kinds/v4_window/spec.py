@@ -14,7 +14,9 @@ from octavo.spec.stream import CacheDtypes, Stream
 
 @dataclass(frozen=True, kw_only=True)
 class V4Window(Kind):
-    """Softmax attention with a sink over the last ``window`` entries, each key and value at once."""
+    """Softmax attention with a sink over the last ``window`` entries, each key and value at
+    once.
+    """
 
     name: ClassVar[str] = "v4_window"
     layer: ClassVar[str] = "octavo.kinds.v4_window.layer:V4WindowLayer"
@@ -25,7 +27,9 @@ class V4Window(Kind):
     @classmethod
     def from_hf(cls, config: Config, index: int) -> Self:
         """Parameters by DeepSeek-V4's key names; see ``octavo.spec.latent.read_compressed``."""
-        return cls(attention=read_compressed(config, "main", window=count(config, "sliding_window")))
+        return cls(
+            attention=read_compressed(config, "main", window=count(config, "sliding_window"))
+        )
 
     def streams(self, dtypes: CacheDtypes) -> tuple[Stream, ...]:
         """One stream ``window``."""

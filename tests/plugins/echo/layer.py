@@ -1,4 +1,5 @@
-"""The torch layer of echo attention: the projections every attention has, and its own way of mixing.
+"""The torch layer of echo attention: the projections every attention has, and its own way of
+mixing.
 
 Owns its way of mixing. Sees pages only through the views it is handed.
 """
@@ -20,7 +21,9 @@ class EchoLayer(Attention):
     """Causal attention over the first ``kind.sinks`` tokens and the last ``kind.window``."""
 
     def __init__(self, kind: Echo, dtype: torch.dtype, device: torch.device | str) -> None:
-        super().__init__(kind.attention, law=SinkWindow(kind.sinks, kind.window), dtype=dtype, device=device)
+        super().__init__(
+            kind.attention, law=SinkWindow(kind.sinks, kind.window), dtype=dtype, device=device
+        )
         self.kind = kind
         self.rule = Rule(law=self.law, scale=kind.attention.scale, softcap=kind.attention.softcap)
 
@@ -38,8 +41,12 @@ class EchoLayer(Attention):
         view.end()
         return self.o_proj(out.flatten(1))
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, view: CacheView, request: RequestRead) -> Tensor:
-        """One request. q: [n, Hq, D]; k, v: [n, Hkv, D], its own, which are not in pages yet where ``fresh`` -> [n, Hq, D]."""
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, view: CacheView, request: RequestRead
+    ) -> Tensor:
+        """One request. q: [n, Hq, D]; k, v: [n, Hkv, D], its own, which are not in pages yet where
+        ``fresh`` -> [n, Hq, D].
+        """
         stop = request.start + q.shape[0]
         seen = (*request.intervals, (request.start, stop)) if request.fresh else request.intervals
         places = torch.cat([torch.arange(*interval, device=q.device) for interval in seen])
@@ -50,7 +57,10 @@ class EchoLayer(Attention):
         shared = q.shape[1] // k.shape[1]
         for head in range(k.shape[1]):
             mine = slice(head * shared, (head + 1) * shared)
-            key, value = request.gather_head(view.fields["k"], head), request.gather_head(view.fields["v"], head)
+            key, value = (
+                request.gather_head(view.fields["k"], head),
+                request.gather_head(view.fields["v"], head),
+            )
             if request.fresh:
                 key, value = torch.cat((key, k[:, head])), torch.cat((value, v[:, head]))
             weights = weights_of(q[:, mine].to(key.dtype) @ key.T, hidden[:, None], self.rule, mine)

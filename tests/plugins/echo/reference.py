@@ -10,7 +10,9 @@ from tests.plugins.echo.layer import EchoLayer
 
 
 def echo_attention(layer: EchoLayer, hidden: Tensor) -> Tensor:
-    """hidden [T, d] -> [T, d] in hidden's dtype, which must be the layer's; exact where both are float64."""
+    """hidden [T, d] -> [T, d] in hidden's dtype, which must be the layer's; exact where both are
+    float64.
+    """
     kind, params, count = layer.kind, layer.params, hidden.shape[0]
     step = Step.alone(count, hidden.device)
     q, (k, v) = layer.queries(hidden, step), layer.keys_values(hidden, step)

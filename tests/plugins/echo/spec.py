@@ -17,7 +17,9 @@ LAYER_TYPE = "echo_attention"
 
 @dataclass(frozen=True, kw_only=True)
 class Echo(Kind):
-    """Causal softmax attention over the first ``sinks`` tokens and the last ``window``, the query's own included."""
+    """Causal softmax attention over the first ``sinks`` tokens and the last ``window``, the query's
+    own included.
+    """
 
     name: ClassVar[str] = "echo"
     layer: ClassVar[str] = "tests.plugins.echo.layer:EchoLayer"
@@ -29,24 +31,42 @@ class Echo(Kind):
 
     @classmethod
     def from_hf(cls, config: Config, index: int) -> Self:
-        """Parameters of an ``echo_attention`` layer. Raises UnsupportedError without ``echo_sinks`` and ``echo_window``."""
+        """Parameters of an ``echo_attention`` layer. Raises UnsupportedError without ``echo_sinks``
+        and ``echo_window``.
+        """
         for field in ("echo_sinks", "echo_window"):
             if not isinstance(config.get(field), int) or config[field] < 1:
-                raise UnsupportedError(f"{field} {config.get(field)!r} of layer {index} must be a positive number of tokens")
+                raise UnsupportedError(
+                    f"{field} {config.get(field)!r} of layer {index} must be a positive number of"
+                    " tokens"
+                )
         attention = read_attention(config, LAYER_TYPE)
         return cls(attention=attention, sinks=config["echo_sinks"], window=config["echo_window"])
 
     def streams(self, dtypes: CacheDtypes) -> tuple[Stream, ...]:
-        """One stream ``kv`` of fields k and v: the opening for ever, the rest as long as the window reaches."""
+        """One stream ``kv`` of fields k and v: the opening for ever, the rest as long as the window
+        reaches.
+        """
         return (kv_stream(self.attention, SinkWindow(self.sinks, self.window), dtypes),)
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:
-        """The least of both; an opening of no whole number of blocks; a window that is not; several blocks of each."""
+        """The least of both; an opening of no whole number of blocks; a window that is not; several
+        blocks of each.
+        """
         rope = RopeParams(theta=10000.0)
-        plain = AttentionParams(hidden_size=48, num_heads=4, num_kv_heads=2, head_dim=16, scale=0.25, rope=rope)
+        plain = AttentionParams(
+            hidden_size=48, num_heads=4, num_kv_heads=2, head_dim=16, scale=0.25, rope=rope
+        )
         normed = AttentionParams(
-            hidden_size=32, num_heads=3, num_kv_heads=1, head_dim=8, scale=0.3, rope=rope, qk_norm="scale", softcap=5.0
+            hidden_size=32,
+            num_heads=3,
+            num_kv_heads=1,
+            head_dim=8,
+            scale=0.3,
+            rope=rope,
+            qk_norm="scale",
+            softcap=5.0,
         )
         return (
             cls(attention=plain, sinks=1, window=1),
