@@ -113,10 +113,9 @@ class PrefixIndex:
             setattr(self, name, np.concatenate([array, np.zeros_like(array)]))
         self.pages = np.concatenate([self.pages, np.full_like(self.pages, NO_PAGE)], axis=1)
         self._claimed = np.concatenate([self._claimed, np.zeros_like(self._claimed)], axis=1)
-        free = self._free[: self._num_free]
-        self._free = np.concatenate(
-            [np.arange(2 * old - 1, old - 1, -1, dtype=np.int32), free, np.zeros_like(free)]
-        )
+        fresh, free = np.arange(2 * old - 1, old - 1, -1, dtype=np.int32), self._free
+        self._free = np.zeros(2 * old, np.int32)
+        self._free[: old + self._num_free] = np.concatenate([fresh, free[: self._num_free]])
         self._num_free += old
 
     def __len__(self) -> int:
