@@ -22,7 +22,7 @@ while as *ghosts*, without bytes.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,6 +52,8 @@ class PrefixIndex:
 
     bounded: for every lane whether its group's law lets go. max_nodes, max_ghosts: bounds on
         bookkeeping, not on bytes.
+    on_evict: attribute, None at first; is told the key of every node that is let go, in that order,
+        a node after its children.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class PrefixIndex:
         self._queue = VictimQueue()
         self._clock = 0
         self.evicted_nodes = 0
+        self.on_evict: Callable[[bytes], None] | None = None
         self._allocate_arrays(1024, len(bounded))
 
     def _allocate_arrays(self, capacity: int, lanes: int) -> None:
@@ -313,6 +316,8 @@ class PrefixIndex:
         self._free[self._num_free] = node
         self._num_free += 1
         self.evicted_nodes += 1
+        if self.on_evict is not None:
+            self.on_evict(key)
         self._ghosts[key] = None
         while len(self._ghosts) > self._max_ghosts:
             self._ghosts.popitem(last=False)

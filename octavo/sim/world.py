@@ -33,13 +33,17 @@ class SimulationError(OctavoError):
 
 @dataclass(frozen=True, kw_only=True)
 class SimReport:
-    """What one seed did. digest: hex hash of every plan and result; equal seeds give equal
-    digests.
+    """What one seed did. Equal seeds give equal digests.
+
+    digest: hex hash of every plan and result, addresses of pages included. outcome: the same of
+        what does not depend on where pages lie: requests, the token ranges of every step, hits,
+        evicted keys in order, and how requests ended.
     """
 
     seed: int
     model: str
     digest: str
+    outcome: str
     steps: int
     requests: int
     finished: int
@@ -138,7 +142,8 @@ class World:
         )
         self.flights: deque[_Flight] = deque()
         self.tally = _Tally()
-        self._digest = blake2b(digest_size=16)
+        self._digest, self._outcome = blake2b(digest_size=16), blake2b(digest_size=16)
+        self.scheduler.cache.coordinator.index.on_evict = self._note_eviction
 
     # -- one tick ----------------------------------------------------------------------------------
 
@@ -168,9 +173,11 @@ class World:
             self.scheduler.add(request)
         except CapacityError:
             self.tally.rejected += 1
+            self._note_outcome("reject", request.request_id)
             return
         self._meet(request)
         self._note("add", request.request_id)
+        self._note_outcome("add", request.request_id, request.prompt_token_ids)
 
     def _meet(self, request: Request) -> None:
         """A request is live from now on."""
@@ -200,6 +207,7 @@ class World:
         )
         self.tally.aborted += 1
         self._note("abort", request_id)
+        self._note_outcome("abort", request_id)
 
     def _change_budget(self, rng: Random) -> None:
         self.scheduler.max_num_batched_tokens = rng.choice((1, 3, 8, 20, 64))
@@ -242,6 +250,7 @@ class World:
         self._note(
             "commit", flight.result.step, sorted(flight.result.tokens.items()), flight.result.failed
         )
+        self._note_outcome("commit", sorted(flight.result.tokens.items()), flight.result.failed)
         for request in self.live.values():
             check_output(request, self.runner.truths[request.request_id])
         for request in finished:
@@ -262,7 +271,9 @@ class World:
         self.tally.hits += request.num_cached_tokens > 0
         self.tally.cached_tokens += request.num_cached_tokens
         self.tally.preemptions += request.num_preemptions
-        self._note("finish", name, request.output_token_ids, str(request.finish_reason))
+        ended = ("finish", name, request.output_token_ids, str(request.finish_reason))
+        self._note(*ended)
+        self._note_outcome(*ended, request.num_cached_tokens)
 
     # -- two phases --------------------------------------------------------------------------------
 
@@ -305,7 +316,14 @@ class World:
     def _note(self, *facts: object) -> None:
         self._digest.update(repr(facts).encode())
 
+    def _note_outcome(self, *facts: object) -> None:
+        self._outcome.update(repr(facts).encode())
+
+    def _note_eviction(self, key: bytes) -> None:
+        self._note_outcome("evict", key.hex())
+
     def _note_plan(self, plan: StepPlan) -> None:
+        self._note_outcome("step", plan.request_ids, plan.start.tolist(), plan.stop.tolist())
         self._note(
             plan.step, plan.request_ids, plan.start.tolist(), plan.stop.tolist(), plan.copies
         )
@@ -320,6 +338,7 @@ class World:
             seed=self.seed,
             model=self.model,
             digest=self._digest.hexdigest(),
+            outcome=self._outcome.hexdigest(),
             evictions=evictions(self.scheduler),
             entries_read=self.runner.entries_read,
             **asdict(self.tally),

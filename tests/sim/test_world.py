@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from octavo.base import ConfigError, UnsupportedError
+from octavo.memory.layout import ArenaLayout
+from octavo.memory.pool import PagePool
 from octavo.sim import world
 from octavo.sim.model import toy_names
 
@@ -35,6 +37,23 @@ def test_seeds_are_clean(first: int) -> None:
 def test_equal_seeds_give_equal_digests_and_others_do_not() -> None:
     digests = [world.run(seed=seed, steps=60).digest for seed in (3, 3, 4)]
     assert digests[0] == digests[1] != digests[2]
+
+
+def test_the_outcome_does_not_depend_on_where_pages_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slabs are handed out from the other end of the arena: other addresses, the same outcome."""
+    seeds = (3, 7, 12)
+    before = [world.run(seed=seed, steps=60) for seed in seeds]
+    make = PagePool.__init__
+
+    def backwards(self: PagePool, layout: ArenaLayout) -> None:
+        make(self, layout)
+        self._free_slabs = self._free_slabs[::-1].copy()
+
+    monkeypatch.setattr(PagePool, "__init__", backwards)
+    after = [world.run(seed=seed, steps=60) for seed in seeds]
+    assert [report.outcome for report in after] == [report.outcome for report in before]
+    assert all(a.digest != b.digest for a, b in zip(after, before, strict=True))
+    assert len({report.outcome for report in before}) == len(seeds)
 
 
 @pytest.mark.parametrize("name", toy_names())
