@@ -12,7 +12,9 @@ page *is* its unit offset).
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from math import gcd
+from types import TracebackType
 
 Interval = tuple[int, int]
 """Half-open token interval ``[start, stop)``."""
@@ -37,6 +39,42 @@ class ConfigError(OctavoError, ValueError):
 
 class CapacityError(OctavoError):
     """A request that can never fit. The message carries the arithmetic."""
+
+
+class Handling:
+    """While the block runs, one request is being handled: what is raised in it is about that
+    request, as ``handled`` tells. Of nested blocks the innermost names it.
+    """
+
+    __slots__ = ("_request_id",)
+
+    def __init__(self, request_id: str) -> None:
+        self._request_id = request_id
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            note_handled(error, self._request_id)
+
+
+def note_handled(error: BaseException, request_id: str) -> None:
+    """Say which request was being handled when an error was raised, unless somebody has said so."""
+    if handled(error) is None:
+        # An exception of C code may take no attributes; then nobody is named.
+        with suppress(AttributeError, TypeError):
+            error.octavo_request_id = request_id  # type: ignore[attr-defined]
+
+
+def handled(error: BaseException) -> str | None:
+    """Id of the request that was being handled when an error was raised, None where nobody said."""
+    return getattr(error, "octavo_request_id", None)
 
 
 def ceil_div(value: int, divisor: int) -> int:

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from octavo.base import CapacityError, floor_to
+from octavo.base import CapacityError, Handling, floor_to
 from octavo.cache.block_plan import NEVER
 from octavo.cache.checkpoints import CheckpointPolicy
 from octavo.cache.coordinator import KVCacheCoordinator, Match
@@ -453,10 +453,11 @@ class KVCacheManager:
         self._computed[rows] = stop
         for index in (several | (self._next_mark[rows] <= stop)).nonzero()[0].tolist():
             row = self._by_row[int(rows[index])]
-            if self._scheduled[row.row] == stop[index]:
-                self._owed.pop(row.request.request_id, None)
-            if row.publishes:
-                self._publish(row, int(stop[index]))
+            with Handling(row.request.request_id):
+                if self._scheduled[row.row] == stop[index]:
+                    self._owed.pop(row.request.request_id, None)
+                if row.publishes:
+                    self._publish(row, int(stop[index]))
 
     def _publish(self, row: _Row, n: int) -> None:
         """Publish the first ``n`` tokens; pages given up wait only where a later step of the row is

@@ -27,11 +27,14 @@ class RequestState(StrEnum):
 
 
 class FinishReason(StrEnum):
-    """Why a request ended, in the words of the OpenAI API."""
+    """Why a request ended, in the words of the OpenAI API; ``error`` is ours: something went wrong
+    with it.
+    """
 
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
+    ERROR = "error"
 
 
 def branch_id(request_id: str, branch: int) -> str:
@@ -127,6 +130,18 @@ class Request:
             )
         self._tokens[self.num_tokens] = token
         self.output_token_ids.append(token)
+
+    def rewind(self, tokens: int, scored: int) -> None:
+        """Wait again with the first ``tokens`` generated tokens and ``scored`` scores, whatever a
+        broken scheduler has done with the rest. A request that was admitted stays one that was:
+        what its first admission found is not asked again.
+        """
+        assert tokens <= len(self.output_token_ids) and scored <= len(self.scored)
+        if self.state is not RequestState.WAITING:
+            self.num_preemptions += 1
+        self.state, self.finish_reason = RequestState.WAITING, None
+        del self.output_token_ids[tokens:], self.logprobs[tokens:], self.scored[scored:]
+        self.unit_keys, self.cache_report = NO_KEYS.copy(), None
 
     def token_ids(self, start: int, stop: int) -> np.ndarray:
         """Tokens ``[start, stop)`` of prompt and output, int32."""

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from octavo.base import CapacityError, ConfigError
+from octavo.base import CapacityError, ConfigError, Handling, note_handled
 from octavo.cache.layout import CacheLayout
 from octavo.cache.manager import KVCacheManager, Lookup
 from octavo.cache.report import HitExplanation, MissCause
@@ -36,6 +36,28 @@ MAX_WAIT_STEPS = 16
 """Steps a request waits for a prefix that a step in flight has promised, before it computes the
 prefix itself.
 """
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerOptions:
+    """What a scheduler is made with, beside the layout; the same options make the same scheduler.
+
+    max_num_batched_tokens: tokens of one step, over all requests. max_num_seqs: requests running at
+        once. max_model_len: tokens of one request; None is the layout's limit. The others are those
+        of ``KVCacheManager``.
+    """
+
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    max_model_len: int | None = None
+    enable_prefix_caching: bool = True
+    hash_seed: int = 0
+    model_digest: bytes = b""
+    checkpoint_interval: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_num_batched_tokens < 1 or self.max_num_seqs < 1:
+            raise ConfigError("max_num_batched_tokens and max_num_seqs must be at least 1")
 
 
 class _Queued:
@@ -113,35 +135,29 @@ def _score(part: _Part, scores: Sequence[TokenLogprobs]) -> None:
 
 
 class Scheduler:
-    """One per engine.
+    """One per engine at a time.
 
-    max_num_batched_tokens: tokens of one step, over all requests. max_num_seqs: requests running at
-        once.
+    options: or the fields of ``SchedulerOptions`` by name.
     """
 
     def __init__(
-        self,
-        layout: CacheLayout,
-        *,
-        max_num_batched_tokens: int,
-        max_num_seqs: int,
-        max_model_len: int | None = None,
-        enable_prefix_caching: bool = True,
-        hash_seed: int = 0,
-        model_digest: bytes = b"",
-        checkpoint_interval: int | None = None,
+        self, layout: CacheLayout, options: SchedulerOptions | None = None, **given: Any
     ) -> None:
-        if max_num_batched_tokens < 1 or max_num_seqs < 1:
-            raise ConfigError("max_num_batched_tokens and max_num_seqs must be at least 1")
-        self.max_num_batched_tokens, self.max_num_seqs = max_num_batched_tokens, max_num_seqs
-        self.max_model_len = min(max_model_len or layout.max_model_len, layout.max_model_len)
+        self.layout = layout
+        assert options is None or not given, "options come as one object or by name"
+        self.options = options = options or SchedulerOptions(**given)
+        self.max_num_batched_tokens = options.max_num_batched_tokens
+        self.max_num_seqs = options.max_num_seqs
+        self.max_model_len = min(
+            options.max_model_len or layout.max_model_len, layout.max_model_len
+        )
         self.cache = KVCacheManager(
             layout,
-            max_num_seqs=max_num_seqs,
-            enable_prefix_caching=enable_prefix_caching,
-            hash_seed=hash_seed,
-            model_digest=model_digest,
-            checkpoint_interval=checkpoint_interval,
+            max_num_seqs=options.max_num_seqs,
+            enable_prefix_caching=options.enable_prefix_caching,
+            hash_seed=options.hash_seed,
+            model_digest=options.model_digest,
+            checkpoint_interval=options.checkpoint_interval,
         )
         self._arrivals, self._steps = count(), count()
         self._requests: dict[str, _Queued] = {}
@@ -172,6 +188,34 @@ class Scheduler:
         self.cache.check_capacity(self._most_tokens(request))
         queued = self._requests[request.request_id] = _Queued(request, next(self._arrivals))
         insort(self._waiting, queued)
+
+    def restore(self, requests: Sequence[Request]) -> None:
+        """Queue requests that another scheduler accepted and did not finish, in order of arrival,
+        with the tokens that they have; continuations of one prompt stand together.
+        """
+        arrivals: dict[str, int] = {}
+        for request in requests:
+            root = request.request_id.partition("#")[0]
+            if root not in arrivals:
+                arrivals[root] = next(self._arrivals)
+            assert request.state is RequestState.WAITING
+            assert request.request_id not in self._requests
+            queued = self._requests[request.request_id] = _Queued(request, arrivals[root])
+            insort(self._waiting, queued)
+
+    def successor(self, requests: Sequence[Request]) -> Scheduler:
+        """A scheduler with an empty cache over the same arena, in which ``requests`` wait: what is
+        left to do where this one broke. No queue and no page of this one is looked at.
+
+        Its steps are numbered on, so that a receipt of this one is none of its own.
+        """
+        made = Scheduler(self.layout, self.options)
+        made.max_num_batched_tokens = self.max_num_batched_tokens
+        made.max_num_seqs = self.max_num_seqs
+        made._steps, made._explanations = self._steps, self._explanations
+        made.num_preemptions = self.num_preemptions
+        made.restore(requests)
+        return made
 
     def _most_tokens(self, request: Request) -> int:
         budget = request.params.max_tokens
@@ -254,8 +298,10 @@ class Scheduler:
                 single = index + np.flatnonzero(left[index:asked] == 1)[:budget]
                 planned[single] = self.cache.decode(rows[single], step)
             stop = start + min(rest, budget)
-            if not planned[index] and not self._make_room(queued, stop, step):
-                continue
+            if not planned[index]:
+                with Handling(queued.request.request_id):
+                    if not self._make_room(queued, stop, step):
+                        continue
             parts.append(
                 _Part(queued=queued, row=queued.row, start=start, stop=stop, stay=queued.stay)
             )
@@ -283,8 +329,9 @@ class Scheduler:
         """Take a request's pages; it will start again, from its own cached prefix unless
         ``cold``.
         """
-        self._running.remove(queued)
-        self.cache.free(queued.request, in_flight=self._is_in_flight(queued), publish=publish)
+        with Handling(queued.request.request_id):
+            self._running.remove(queued)
+            self.cache.free(queued.request, in_flight=self._is_in_flight(queued), publish=publish)
         queued.request.state, queued.stay = RequestState.WAITING, queued.stay + 1
         queued.cold = cold or queued.request.to_score > 0
         queued.request.num_preemptions += 1
@@ -296,12 +343,13 @@ class Scheduler:
         for queued in list(self._waiting):
             if not budget or len(self._running) >= self.max_num_seqs:
                 break
-            found = self.cache.lookup(queued.request)
-            patient = not queued.cold and queued.waited < MAX_WAIT_STEPS
-            if found.promised and patient and (parts or self._in_flight or self._running):
-                queued.waited += 1
-                continue
-            part = self._start(queued, found, step, budget)
+            with Handling(queued.request.request_id):
+                found = self.cache.lookup(queued.request)
+                patient = not queued.cold and queued.waited < MAX_WAIT_STEPS
+                if found.promised and patient and (parts or self._in_flight or self._running):
+                    queued.waited += 1
+                    continue
+                part = self._start(queued, found, step, budget)
             if part is None:
                 break
             parts.append(part)
@@ -385,25 +433,42 @@ class Scheduler:
         if result.failed:
             self._fail(plan, parts)
             return []
+        ended = self._end_invalid(parts, result.invalid) if result.invalid else []
         valid = np.array([not part.void for part in parts])
         rows = np.array([part.row for part in parts])[valid]
         self.cache.commit(rows, plan.stop[valid].astype(np.int64))
         for index in [index for index in plan.scored if valid[index]]:
-            _score(parts[index], result.scored[plan.request_ids[index]])
+            with Handling(plan.request_ids[index]):
+                _score(parts[index], result.scored[plan.request_ids[index]])
         changed: list[_Queued] = []
         for index in np.flatnonzero(valid & plan.samples).tolist():
-            queued = parts[index].queued
-            changed += [
-                queued,
-                *(
-                    self._fork(queued, branch)
-                    for branch in range(1, len(plan.forks.get(index, ())) + 1)
-                ),
-            ]
+            changed.append(queued := parts[index].queued)
+            for branch in range(1, len(plan.forks.get(index, ())) + 1):
+                with Handling(queued.request.request_id):
+                    changed.append(self._fork(queued, branch))
         for queued in changed:
-            self._accept(queued, result)
+            # Of every request in every step: a block of ``Handling`` would cost more than this.
+            try:
+                self._accept(queued, result)
+            except BaseException as error:
+                note_handled(error, queued.request.request_id)
+                raise
         self.cache.receive(result.step)
-        return [queued.request for queued in changed]
+        return [queued.request for queued in (*ended, *changed)]
+
+    def _end_invalid(self, parts: Sequence[_Part], invalid: frozenset[str]) -> list[_Queued]:
+        """End requests whose numbers are none, and forget what is cached: nobody can say since when
+        the numbers were wrong.
+        """
+        ended = [
+            part.queued
+            for part in parts
+            if part.queued.request.request_id in invalid and not part.void
+        ]
+        for queued in ended:
+            self._finish(queued, FinishReason.ERROR, publish=False)
+        self.cache.clear_prefixes()
+        return ended
 
     def _fork(self, source: _Queued, branch: int) -> _Queued:
         """Another continuation, on its source's pages; it waits like any other request where there
@@ -438,11 +503,12 @@ class Scheduler:
         ):
             self._finish(queued, FinishReason.LENGTH)
 
-    def _finish(self, queued: _Queued, reason: FinishReason) -> None:
+    def _finish(self, queued: _Queued, reason: FinishReason, *, publish: bool = True) -> None:
         request = queued.request
         if self.cache.running(request):
             self._running.remove(queued)
-            self.cache.free(request, in_flight=self._is_in_flight(queued))
+            in_flight = self._is_in_flight(queued)
+            self.cache.free(request, in_flight=in_flight, publish=publish)
         else:
             self._waiting.remove(queued)
         del self._requests[request.request_id]

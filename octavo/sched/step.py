@@ -82,11 +82,13 @@ class StepResult:
     cannot be trusted.
 
     logprobs: of sampled tokens, where ``params.logprobs`` asks. scored: one for every token of
-        ``StepPlan.scored``.
+        ``StepPlan.scored``. invalid: ids of requests for which the model computed numbers that are
+        none (NaN, infinity): nothing was sampled for them, and nothing of theirs is to be kept.
     """
 
     step: int
     tokens: Mapping[str, int]
     logprobs: Mapping[str, TokenLogprobs] = field(default_factory=dict)
     scored: Mapping[str, Sequence[TokenLogprobs]] = field(default_factory=dict)
+    invalid: frozenset[str] = frozenset()
     failed: bool = False
