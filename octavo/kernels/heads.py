@@ -1,6 +1,6 @@
 """Products of a few rows with a matrix per head.
 
-Owns the calls of csrc/heads.cpp. ``sparse_reference.py`` says what they compute.
+Owns the calls of csrc/heads.cpp. ``ops/oracles/products.py`` says what they compute.
 """
 
 from __future__ import annotations
@@ -33,18 +33,15 @@ class _Call(ctypes.Structure):
     )
 
 
-def takes(x: Tensor, weight: Tensor) -> bool:
-    """Whether ``by_head`` computes x [n, H, inner] and weight [H, ...] here: few rows on a CPU,
-    sizes and dtypes it knows.
+def suits(weight: Tensor) -> bool:
+    """Whether ``by_head`` computes with weight [H, ...] here: on a CPU, of sizes and a dtype that
+    it knows.
     """
     return (
-        0 < x.shape[0] <= MAX_ROWS
-        and x.dtype == weight.dtype
-        and x.device.type == weight.device.type == "cpu"
-        and type_number(x.dtype) is not None
+        weight.device.type == "cpu"
+        and type_number(weight.dtype) is not None
         and all(size % _LANES == 0 for size in weight.shape[1:])
         and weight[0].is_contiguous()
-        and not (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad))
         and library() is not None
     )
 
@@ -56,7 +53,7 @@ def by_head(
     [n, H, outer] in x's dtype.
     """
     kernels, number = kernels or library(), type_number(x.dtype)
-    assert kernels is not None and number is not None, "takes() says where this may be called"
+    assert kernels is not None and number is not None, "suits() says what with"
     count, heads, inner = x.shape
     outer = weight.shape[1 if flipped else 2]
     assert (

@@ -1,7 +1,7 @@
 """Products of rows with a weight matrix: few at the speed at which memory gives the weights, many
 where torch is slower.
 
-Owns the calls of csrc/linear.cpp. ``reference.py`` says what they compute.
+Owns the calls of csrc/linear.cpp. ``ops/oracles/products.py`` says what they compute.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Matrices:
     products with the same rows.
 
     up: a second weight [N, K], the only other one then being the gate of a gated MLP of this
-        ``activation``.
+        ``activation``. possible: whether kernels know their dtype, width and place.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Matrices:
         assert all(
             one is None or (one.dtype == self.dtype and one.is_contiguous()) for one in biases
         )
-        self._possible = (
+        self.possible = (
             self._kernels is not None
             and self._number is not None
             and self._gate >= 0
@@ -79,7 +79,6 @@ class Matrices:
                 for one in everything
             )
         )
-        self._weights = everything
         self._many = (
             self.dtype == torch.bfloat16
             and self._kernels is not None
@@ -98,23 +97,18 @@ class Matrices:
         )
 
     def takes(self, x: Tensor) -> bool:
-        """Whether products with x [..., K] are computed here: on a CPU, of dtypes and widths that
-        kernels know, few rows or such as torch is slow with.
+        """Whether products with x [..., K] are computed here, if any are (``possible``): x is of
+        the weights' dtype, and has few rows or such as torch is slow with.
         """
         return (
-            self._possible
-            and x.dtype == self.dtype
-            and x.is_cpu
+            x.dtype == self.dtype
             and (elements := x.numel()) > 0
             and (self._many or elements <= MAX_ROWS * self._size)
-            and not (
-                torch.is_grad_enabled() and any(one.requires_grad for one in (x, *self._weights))
-            )
         )
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [..., K] -> [..., sum of N], the matrices' outputs side by side, summed in float32."""
-        assert self._possible and self._kernels is not None, "takes() says where this may be called"
+        assert self.possible and self._kernels is not None, "of dtypes and widths that kernels know"
         size, shape = self._size, x.shape
         assert shape[-1] == size and x.dtype == self.dtype
         rows = x if len(shape) == 2 else x.reshape(-1, size)

@@ -1,7 +1,7 @@
 """What a step does to single rows: norms, rotation, storing entries in pages, finding the largest
 logit, each in one call.
 
-Owns the calls of csrc/pointwise.cpp. ``nn/norm.py`` and ``nn/rope.py`` say what they compute.
+Owns the calls of csrc/pointwise.cpp. ``ops/oracles/pointwise.py`` says what they compute.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from octavo.kernels.library import TYPES, Library, library, type_number
 
 STYLES = MappingProxyType({"unit": 0, "scale": 1, "wide": 2, "offset": 3, "center": 4})
-"""How a norm rounds and weighs (``nn.norm.Norm``; ``unit`` has no weight), and the numbers in C."""
+"""How a norm rounds and weighs (``ops.table.NormOp``), and the numbers in C."""
 
 ARGMAX_PART = 1 << 15
 """Elements of a row that one job looks at, about."""
@@ -45,25 +45,10 @@ class _Argmax(ctypes.Structure):
     )
 
 
-def takes(x: Tensor) -> bool:
-    """Whether rows of x are normalised and rotated here: on a CPU, of a dtype that kernels know,
-    without gradients.
-    """
-    return (
-        x.is_cpu
-        and x.dtype in TYPES
-        and x.stride(-1) == 1
-        and not (x.requires_grad and torch.is_grad_enabled())
-        and library() is not None
-    )
-
-
 def normed(
     x: Tensor, weight: Tensor | None, eps: float, style: str, *, kernels: Library | None = None
 ) -> Tensor:
-    """``nn.norm.Norm`` of the last axis of x, weight [size] in x's dtype, or ``nn.norm.unit``
-    without.
-    """
+    """The last axis of x normalised (``ops.table.NormOp``), weight [size] in x's dtype or None."""
     assert (weight is None) == (style == "unit"), "all norms but unit have a weight"
     rows = x if x.dim() in (2, 3) else x.reshape(-1, x.shape[-1])
     y = _heads(rows, weight, eps, STYLES[style], None, None, False, kernels)
@@ -78,7 +63,7 @@ def rotated(
     interleaved: bool = False,
     kernels: Library | None = None,
 ) -> Tensor:
-    """``nn.rope.rotate`` of x [T, heads, size] by tables [T, 1, rotated] in x's dtype, rounded
+    """The front of x [T, heads, size] rotated by tables [T, 1, rotated] in x's dtype, rounded
     once.
     """
     return _heads(x, None, 0.0, -1, cosine, sine, interleaved, kernels)
@@ -113,7 +98,7 @@ def _heads(
     kernels, dtype = kernels or library(), x.dtype
     tokens, *more, size = x.shape
     heads, strides = more[0] if more else 1, x.stride()
-    assert kernels is not None and strides[-1] == 1, "takes() says where this may be called"
+    assert kernels is not None and strides[-1] == 1, "elements of a row lie side by side"
     weight_at = cosine_at = sine_at = turned = 0
     if weight is not None:
         assert weight.dtype == dtype and weight.numel() == size and weight.is_contiguous()
@@ -137,21 +122,6 @@ def _heads(
     return y
 
 
-def scatters(field: Tensor, values: Tensor) -> bool:
-    """Whether ``scatter`` stores values [T, heads, ...] in pages of field [starts, heads, entries,
-    ...]: bytes on a CPU.
-    """
-    width = prod(field.shape[3:])
-    return (
-        field.is_cpu
-        and values.is_cpu
-        and values.dtype == field.dtype
-        and (values.is_contiguous() or values[0, 0].is_contiguous())
-        and field.stride(2) == width
-        and library() is not None
-    )
-
-
 def scatter(
     fields: Sequence[Tensor],
     pages: Tensor,
@@ -165,7 +135,7 @@ def scatter(
     int64 [W] each, contiguous.
     """
     kernels = kernels or library()
-    assert kernels is not None, "scatters() says where this may be called"
+    assert kernels is not None, "there are compiled kernels"
     assert (
         pages.dtype == rows.dtype == tokens.dtype == torch.int64
         and pages.shape == rows.shape == tokens.shape
@@ -194,9 +164,7 @@ def argmax(x: Tensor, *, kernels: Library | None = None) -> Tensor:
     NaN is passed over; a row of nothing else gives 0.
     """
     kernels, number = kernels or library(), type_number(x.dtype)
-    assert kernels is not None and number is not None and x.is_contiguous(), (
-        "takes() says where this may be called"
-    )
+    assert kernels is not None and number is not None and x.is_contiguous()
     places = torch.empty(x.shape[0], dtype=torch.int64)
     call = _Argmax(
         x.data_ptr(), places.data_ptr(), *x.shape, max(1, x.shape[1] // ARGMAX_PART), number

@@ -53,10 +53,3 @@ def delta_step(
     change = beta.double() * (v.double() - kept.T @ k.double())
     after = kept + torch.outer(k.double(), change)
     return after.T @ q.double(), after
-
-
-def by_head(x: Tensor, weight: Tensor, *, flipped: bool = False) -> Tensor:
-    """x [n, H, inner] @ weight [H, inner, outer], or [H, outer, inner] where flipped, by head ->
-    [n, H, outer].
-    """
-    return torch.einsum("nhi,hoi->nho" if flipped else "nhi,hio->nho", x.double(), weight.double())

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from octavo.nn.decoder import Block, LayerCaches
+from octavo.nn.linear import Linear
 from octavo.nn.mlp import MLP
+from octavo.nn.module import Module
 from octavo.nn.norm import Norm
 from octavo.nn.per_layer import Device, PerLayerBlock, PerLayerDecoder, PerLayerTrunk
 from octavo.nn.step import Step
@@ -48,17 +50,17 @@ class SparseMLP(MLP):
         deviation = gate.std(dim=-1, keepdim=True, unbiased=False)
         cut = torch.tensor(self.cut, dtype=gate.dtype, device=gate.device)
         kept = torch.relu(gate - (gate.mean(dim=-1, keepdim=True) + deviation * cut))
-        return self.down_proj(self.gate(kept) * self.up_proj(x))
+        return self.down_proj(self.gating.mix(kept, self.up_proj(x)))
 
 
-class Laurel(nn.Module):
+class Laurel(Module):
     """A low-rank map beside the residual."""
 
     def __init__(self, options: AltUpOptions, dtype: torch.dtype, device: Device) -> None:
         super().__init__()
         size, rank = options.hidden_size, options.laurel_rank
-        self.linear_left = nn.Linear(size, rank, bias=False, dtype=dtype, device=device)
-        self.linear_right = nn.Linear(rank, size, bias=False, dtype=dtype, device=device)
+        self.linear_left = Linear(size, rank, bias=False, dtype=dtype, device=device)
+        self.linear_right = Linear(rank, size, bias=False, dtype=dtype, device=device)
         self.post_laurel_norm = Norm(
             size, options.norm_eps, options.norm, dtype=dtype, device=device
         )
@@ -68,7 +70,7 @@ class Laurel(nn.Module):
         return x + self.post_laurel_norm(self.linear_right(self.linear_left(x)))
 
 
-class AltUp(nn.Module):
+class AltUp(Module):
     """Predicts all streams ahead of a layer, and corrects them by what the layer made of the active
     one.
     """
@@ -79,11 +81,9 @@ class AltUp(nn.Module):
         self.correct_output_scale = nn.Parameter(
             torch.zeros(size, dtype=dtype, device=device), requires_grad=False
         )
-        self.correction_coefs = nn.Linear(streams, streams, bias=False, dtype=dtype, device=device)
-        self.prediction_coefs = nn.Linear(
-            streams, streams**2, bias=False, dtype=dtype, device=device
-        )
-        self.modality_router = nn.Linear(size, streams, bias=False, dtype=dtype, device=device)
+        self.correction_coefs = Linear(streams, streams, bias=False, dtype=dtype, device=device)
+        self.prediction_coefs = Linear(streams, streams**2, bias=False, dtype=dtype, device=device)
+        self.modality_router = Linear(size, streams, bias=False, dtype=dtype, device=device)
         self.router_norm = Norm(size, options.norm_eps, options.norm, dtype=dtype, device=device)
 
     def _route(self, x: Tensor) -> Tensor:
@@ -148,7 +148,7 @@ class AltUpTrunk(PerLayerTrunk):
         def maps() -> nn.ModuleList:
             size = options.hidden_size
             square = (
-                nn.Linear(size, size, bias=False, dtype=dtype, device=device)
+                Linear(size, size, bias=False, dtype=dtype, device=device)
                 for _ in range(1, options.streams)
             )
             return nn.ModuleList(square)

@@ -7,15 +7,15 @@ remembered, and how far a query sees, is the kind's: it passes its law. ``querie
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from octavo.kernels.pointwise import normed_rotated, takes
-from octavo.nn.linear import Linear, Ready, together
-from octavo.nn.norm import Norm, unit
-from octavo.nn.rope import rotate, tables
+from octavo.nn.linear import Linear, together
+from octavo.nn.module import Module
+from octavo.nn.norm import Norm
+from octavo.nn.rope import tables
 from octavo.nn.step import Caches, Step
 from octavo.ops.attention import attend
 from octavo.spec.attention import AttentionParams
@@ -23,23 +23,20 @@ from octavo.spec.law import Law
 from octavo.spec.rope import RopeParams
 
 
-class Attention(nn.Module):
+class Attention(Module):
     """Grouped-query attention. Keys are cached after norm and rotation. Stream ``kv``, fields k and
     v.
     """
+
+    product: Callable[[Tensor], Sequence[Tensor]] | None = None
 
     def __init__(
         self, params: AttentionParams, *, law: Law, dtype: torch.dtype, device: torch.device | str
     ) -> None:
         super().__init__()
-        self.params, self.law, self.hidden_size, self._ready = (
-            params,
-            law,
-            params.hidden_size,
-            Ready(),
-        )
+        self.params, self.law, self.hidden_size = params, law, params.hidden_size
 
-        def linear(inputs: int, outputs: int, bias: bool) -> nn.Linear:
+        def linear(inputs: int, outputs: int, bias: bool) -> Linear:
             return Linear(inputs, outputs, bias=bias, dtype=dtype, device=device)
 
         queries, keys = params.num_heads * params.head_dim, params.num_kv_heads * params.head_dim
@@ -76,6 +73,13 @@ class Attention(nn.Module):
                 torch.zeros(params.num_heads, dtype=dtype, device=device), requires_grad=False
             )
 
+    def prepare(self) -> None:
+        """Make the product of all that is projected from the hidden state."""
+        self.product = self._product()
+
+    def _product(self) -> Callable[[Tensor], Sequence[Tensor]]:
+        return together([getattr(self, name) for name in self._inputs], self.ops)
+
     def queries(self, hidden: Tensor, step: Step) -> Tensor:
         """hidden [T, d] -> q [T, Hq, D], normed and rotated."""
         return self._gated_queries(self.q_proj(hidden), step)[0]
@@ -89,7 +93,7 @@ class Attention(nn.Module):
         """hidden [T, d] -> what ``q_proj``, ``k_proj`` and ``v_proj`` make, as far as there are
         any: queries, keys, values.
         """
-        return together(hidden, [getattr(self, name) for name in self._inputs], self._ready)
+        return (self.product or self._product())(hidden)
 
     def _gated_queries(self, made: Tensor, step: Step) -> tuple[Tensor, Tensor | None]:
         """What ``q_proj`` makes, [T, ...] -> q [T, Hq, D], normed and rotated, and gates [T, Hq *
@@ -118,13 +122,11 @@ class Attention(nn.Module):
         """
         params = self.params
         v = v.view(-1, params.num_kv_heads, params.head_dim)
-        v = unit(v, params.norm_eps) if params.v_norm else v
+        v = self.ops.norm(v, None, params.norm_eps, "unit") if params.v_norm else v
         return self._finished("k_norm", k, params.num_kv_heads, step), v
 
     def _finished(self, name: str, projected: Tensor, heads: int, step: Step) -> Tensor:
-        """[T, heads * D] -> [T, heads, D], normed and rotated, in one call where there is a
-        kernel.
-        """
+        """[T, heads * D] -> [T, heads, D], normed and rotated."""
         params, rope = self.params, self.params.rope
         if (
             params.qk_norm is None
@@ -134,10 +136,8 @@ class Attention(nn.Module):
         ):
             return self._turn(self._norm(name, projected, heads), step)
         norm, (cos, sin) = getattr(self, name), self._tables(rope, projected.dtype, step)
-        if not takes(projected) or norm.weight.dtype != projected.dtype:
-            return self._turn(self._norm(name, projected, heads), step)
         split = projected.view(-1, heads, params.head_dim)
-        return normed_rotated(
+        return self.ops.norm_rotate(
             split, norm.weight, norm.eps, norm.style, cos, sin, interleaved=rope.interleaved
         )
 
@@ -164,8 +164,10 @@ class Attention(nn.Module):
         rope = self.params.rope
         if rope is not None:
             cos, sin = self._tables(rope, x.dtype, step)
-            x = rotate(x, cos, sin, interleaved=rope.interleaved)
-        return unit(x, self.params.norm_eps) if self.params.qk_unit_norm else x
+            x = self.ops.rotate(x, cos, sin, interleaved=rope.interleaved)
+        return (
+            self.ops.norm(x, None, self.params.norm_eps, "unit") if self.params.qk_unit_norm else x
+        )
 
     def forward(self, hidden: Tensor, step: Step, caches: Caches) -> Tensor:
         """hidden [T, d] -> [T, d]; stores the step's keys and values as the cache's batch says."""

@@ -14,31 +14,31 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from octavo.kernels.heads import by_head, takes
 from octavo.nn.linear import Linear
-from octavo.nn.norm import Norm, unit
-from octavo.nn.rope import rotate, tables
+from octavo.nn.module import Module
+from octavo.nn.norm import Norm
+from octavo.nn.rope import tables
 from octavo.nn.step import Caches, Step
 from octavo.ops.attention import Rule
 from octavo.ops.codec import decode, encode, passed
 from octavo.ops.compressed import Entries, Places, Queries, Recent, attend, select
 from octavo.ops.paged import CacheView, Closed
+from octavo.ops.table import Ops, Product
 from octavo.spec.latent import CompressedParams
 from octavo.spec.law import Window
 
 Device = torch.device | str
 
 
-def turn(x: Tensor, angles: tuple[Tensor, Tensor], *, back: bool = False) -> Tensor:
+def turn(x: Tensor, angles: tuple[Tensor, Tensor], ops: Ops, *, back: bool = False) -> Tensor:
     """Rotate the last elements of [n, heads, D] by tables [n, 1, rotated], in the tables' dtype;
     ``back``: the other way.
     """
     cos, sin = angles
     size = cos.shape[-1]
-    turned = rotate(x[..., -size:].to(cos.dtype), cos, -sin if back else sin, interleaved=True).to(
-        x.dtype
-    )
-    return torch.cat((x[..., :-size], turned), dim=-1)
+    front, turned = x[..., :-size], x[..., -size:].to(cos.dtype)
+    turned = ops.rotate(turned, cos, -sin if back else sin, interleaved=True)
+    return torch.cat((front, turned.to(x.dtype)), dim=-1)
 
 
 def angles_at(
@@ -68,7 +68,7 @@ def places_of(view: CacheView, step: Step) -> Places:
     )
 
 
-class Compressor(nn.Module):
+class Compressor(Module):
     """Makes one entry of every ``ratio`` tokens: a sum by softmax weights, one for each channel,
     normed and rotated.
 
@@ -130,7 +130,7 @@ class Compressor(nn.Module):
             ("angles", params.rope, params.rope_dim, gate.dtype, *key),
             lambda: angles_at(params, closed.numbers * self.ratio, gate.dtype),
         )
-        return turn(pooled[:, None], angles)[:, 0]
+        return turn(pooled[:, None], angles, self.ops)[:, 0]
 
     def _rows(self, closed: Closed, step: Step, tail: CacheView) -> tuple[Tensor, Tensor]:
         """int64 [E, n], the rows of each entry's tokens, and bool [E, n], those of a group ahead of
@@ -144,7 +144,7 @@ class Compressor(nn.Module):
         return places_of(tail, step).of(requests[:, None], positions.clamp(min=0)), positions < 0
 
 
-class Scorer(nn.Module):
+class Scorer(Module):
     """How much each head of an indexer counts."""
 
     def __init__(self, size: int, heads: int, dtype: torch.dtype, device: Device) -> None:
@@ -185,7 +185,7 @@ class Indexer(Compressor):
         """hidden [T, d], latent [T, q_lora_rank] -> int64 [T, k] numbers of entries, -1 behind the
         last.
         """
-        q = turn(self.q_b_proj(latent).view(-1, self.heads, self.dim), angles)
+        q = turn(self.q_b_proj(latent).view(-1, self.heads, self.dim), angles, self.ops)
         weights = (
             self.scorer.weights_proj(hidden).to(angles[0].dtype) * (self.heads * self.dim) ** -0.5
         )
@@ -198,10 +198,12 @@ class Indexer(Compressor):
         )
 
 
-class CompressedAttention(nn.Module):
+class CompressedAttention(Module):
     """Attention over a window of entries that are key and value at once; stream ``window``. Kinds
     add entries beside it.
     """
+
+    product: Product | None = None
 
     def __init__(self, params: CompressedParams, dtype: torch.dtype, device: Device) -> None:
         super().__init__()
@@ -223,6 +225,14 @@ class CompressedAttention(nn.Module):
             torch.zeros(params.num_heads, dtype=torch.float32, device=device), requires_grad=False
         )
 
+    def prepare(self) -> None:
+        """Make the product of each group of heads with its rows of ``o_a_proj``."""
+        self.product = self._product()
+
+    def _product(self) -> Product:
+        groups, rank = self.params.o_groups, self.params.o_lora_rank
+        return self.ops.project_heads(self.o_a_proj.weight.view(groups, rank, -1), flipped=True)
+
     def forward(self, hidden: Tensor, step: Step, caches: Caches) -> Tensor:
         """hidden [T, d] -> [T, d]; stores the step's entries as the caches' batches say."""
         params, view = self.params, caches["window"]
@@ -232,12 +242,12 @@ class CompressedAttention(nn.Module):
         )
         latent = self.q_a_norm(self.q_a_proj(hidden))
         q = self.q_b_proj(latent).view(-1, params.num_heads, params.head_dim)
-        q = turn(unit(q, params.norm_eps), angles)
-        entry = turn(self.kv_norm(self.kv_proj(hidden))[:, None], angles)[:, 0]
+        q = turn(self.ops.norm(q, None, params.norm_eps, "unit"), angles, self.ops)
+        entry = turn(self.kv_norm(self.kv_proj(hidden))[:, None], angles, self.ops)[:, 0]
         entries = self.compressed(hidden, latent, angles, step, caches)
         rule = Rule(law=Window(params.window), scale=params.scale, sinks=self.sinks)
         mixed = attend(q, self._recent(entry, view, step), entries, queries_of(step), rule)
-        return self._output(turn(mixed, angles, back=True))
+        return self._output(turn(mixed, angles, self.ops, back=True))
 
     def compressed(
         self,
@@ -268,9 +278,4 @@ class CompressedAttention(nn.Module):
     def _output(self, mixed: Tensor) -> Tensor:
         """[T, H, D] -> [T, d]: each group of heads to a few elements, all of them to the output."""
         groups = mixed.reshape(mixed.shape[0], self.params.o_groups, -1)
-        weights = self.o_a_proj.weight.view(self.params.o_groups, self.params.o_lora_rank, -1)
-        if takes(groups, weights):
-            return self.o_b_proj(by_head(groups, weights, flipped=True).flatten(1))
-        return self.o_b_proj(
-            torch.bmm(groups.transpose(0, 1), weights.transpose(1, 2)).transpose(0, 1).flatten(1)
-        )
+        return self.o_b_proj((self.product or self._product())(groups).flatten(1))

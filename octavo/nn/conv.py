@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from octavo.nn.module import Module
 from octavo.ops.conv import causal_conv
 from octavo.ops.ragged import Ragged
 
 
-class CausalConv(nn.Module):
+class CausalConv(Module):
     """A filter of ``width`` taps for each of ``channels``; parameters are those of ``nn.Conv1d``
     with as many groups.
     """

@@ -16,11 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from octavo.base import UnsupportedError
-from octavo.nn.linear import Linear, Ready, project
+from octavo.nn.linear import Linear
 from octavo.nn.mlp import MLP
+from octavo.nn.module import Module
 from octavo.nn.moe import MoE
 from octavo.nn.norm import Norm
 from octavo.nn.step import Caches, Mixer, Step
+from octavo.ops.table import Product
 from octavo.spec.decoder import DecoderOptions, Placement
 from octavo.spec.kind import Kind, LayerSpec, ModelSpec
 
@@ -56,7 +58,7 @@ NORMS: Mapping[Placement, tuple[str, ...]] = MappingProxyType(
 """The norms of a layer; checkpoints write ``_layernorm`` behind."""
 
 
-class Block(nn.Module):
+class Block(Module):
     """One layer: mixer and MLP with their residuals, and norms where ``DecoderOptions.placement``
     says.
     """
@@ -114,7 +116,7 @@ class Block(nn.Module):
         return cast(Tensor, getattr(self, f"{where}_layernorm")(x))
 
 
-class Trunk(nn.Module):
+class Trunk(Module):
     """Everything below the head."""
 
     block: ClassVar[type[nn.Module]] = Block
@@ -138,7 +140,7 @@ class Trunk(nn.Module):
         )
 
 
-class Decoder(nn.Module):
+class Decoder(Module):
     """Token ids in, hidden states out; ``head`` makes logits of those that are wanted.
 
     ``tied`` maps absent weights to those that stand for them.
@@ -146,15 +148,24 @@ class Decoder(nn.Module):
 
     reads: ClassVar[type[DecoderOptions]] = DecoderOptions
     trunk: ClassVar[type[Trunk]] = Trunk
+    product: Product | None = None
 
     def __init__(self, spec: ModelSpec, *, dtype: torch.dtype, device: torch.device | str) -> None:
         super().__init__()
         self.options = self.reads(**spec.options)
-        self.model, self._ready = self.trunk(spec, self.options, dtype, device), Ready()
+        self.model = self.trunk(spec, self.options, dtype, device)
         if not self.options.tied_embeddings:
             self.lm_head = Linear(
                 self.options.hidden_size, spec.vocab_size, bias=False, dtype=dtype, device=device
             )
+
+    def prepare(self) -> None:
+        """Make the head's product."""
+        self.product = self._product()
+
+    def _product(self) -> Product:
+        tied = self.options.tied_embeddings
+        return self.ops.project((self.model.embed_tokens if tied else self.lm_head).weight, None)
 
     @property
     def tied(self) -> Mapping[str, str]:
@@ -192,10 +203,7 @@ class Decoder(nn.Module):
             them.
         """
         hidden = self.model.norm(hidden)
-        head = (
-            self.model.embed_tokens.weight if self.options.tied_embeddings else self.lm_head.weight
-        )
-        logits = project(hidden, head, self._ready)
+        logits = (self.product or self._product())(hidden)
         if self.options.logit_scale != 1.0:
             logits = logits * self.options.logit_scale
         if wide or self.options.logit_softcap is not None:

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from octavo.nn.conv import CausalConv, joined
-from octavo.nn.mlp import GATES
-from octavo.nn.norm import unit
+from octavo.nn.module import Module
 from octavo.nn.state import carried, emits, in_pages
 from octavo.nn.step import Caches, Step
 from octavo.ops import recurrent_reference
+from octavo.ops.activation import ACTIVATIONS
 from octavo.ops.delta import gated_delta, gated_delta_in_pages
 from octavo.ops.ragged import Ragged, work_dtype
 
@@ -31,7 +31,7 @@ def wide(x: Tensor) -> Tensor:
     return x.to(work_dtype(x))
 
 
-class GatedNorm(nn.Module):
+class GatedNorm(Module):
     """RMSNorm times an activated gate, rounded last."""
 
     def __init__(
@@ -53,7 +53,8 @@ class GatedNorm(nn.Module):
         """x [..., size] in float32 at least, gate [..., size] -> [..., size] in the gate's
         dtype.
         """
-        return (unit(x, self.eps) * wide(self.weight) * self.activation(wide(gate))).to(gate.dtype)
+        normal = self.ops.norm(x, None, self.eps, "unit")
+        return (normal * wide(self.weight) * self.activation(wide(gate))).to(gate.dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +87,7 @@ class DeltaInputs:
     gate: Tensor
 
 
-class DeltaRule(nn.Module):
+class DeltaRule(Module):
     """The delta rule between a kind's ``inputs`` and its ``output``. Stream ``state``: ``FIELDS``
     and recurrent.
     """
@@ -102,7 +103,7 @@ class DeltaRule(nn.Module):
         device: torch.device | str,
     ) -> None:
         super().__init__()
-        self.shape, self.hidden_size, self.activation = shape, hidden_size, GATES[activation]
+        self.shape, self.hidden_size, self.activation = shape, hidden_size, ACTIVATIONS[activation]
         self.conv1d = CausalConv(sum(shape.parts), kernel, dtype=dtype, device=device)
 
     def inputs(self, hidden: Tensor) -> DeltaInputs:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from octavo.nn.decoder import Block, Decoder, LayerCaches, Trunk, build_mixer
 from octavo.nn.mlp import MLP, PlainMLP
+from octavo.nn.module import Module
 from octavo.nn.moe import MoE
 from octavo.nn.norm import Norm
 from octavo.nn.step import Mixer, Step
@@ -25,7 +26,7 @@ from octavo.spec.kind import LayerSpec, ModelSpec
 Device = torch.device | str
 
 
-class SoloBlock(nn.Module):
+class SoloBlock(Module):
     """One norm, and one mixer, MLP or set of experts, with its residual."""
 
     def __init__(
@@ -112,10 +113,11 @@ class ScaledMLP(MLP):
     def forward(self, x: Tensor) -> Tensor:
         """[T, size] -> [T, size]."""
         first, last = self.scales
-        return self.down_proj(self.gate(self.gate_proj(x) * first) * self.up_proj(x)) * last
+        gate, up = self.gate_proj(x) * first, self.up_proj(x)
+        return self.down_proj(self.gating.mix(gate, up)) * last
 
 
-class SharedExpert(nn.Module):
+class SharedExpert(Module):
     """What is left of a layer's experts where there is the shared one only; named as if there were
     others.
     """

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from octavo.nn.decoder import Block, Decoder, LayerCaches, Trunk
-from octavo.nn.linear import Ready, project
-from octavo.nn.norm import unit
+from octavo.nn.module import Module
 from octavo.nn.step import Step
+from octavo.ops.table import Product
 from octavo.spec.hyper import HyperOptions
 from octavo.spec.kind import LayerSpec, ModelSpec
 
@@ -28,19 +28,38 @@ def _weight(*shape: int, device: Device) -> nn.Parameter:
     return nn.Parameter(torch.empty(shape, dtype=torch.float32, device=device), requires_grad=False)
 
 
-def _features(streams: Tensor, weight: Tensor, eps: float, ready: Ready) -> Tensor:
-    """[T, n, d] -> [T, outputs]: a projection of all streams of a token, normed together."""
-    return project(unit(streams.flatten(1).to(weight.dtype), eps), weight, ready)
+class _Features(Module):
+    """A projection of all streams of a token, normed together, by the weight that ``name``
+    names.
+    """
+
+    product: Product | None = None
+    name: ClassVar[str]
+    options: HyperOptions
+
+    def prepare(self) -> None:
+        """Make the product."""
+        self.product = self.ops.project(getattr(self, self.name), None)
+
+    def features(self, streams: Tensor) -> Tensor:
+        """[T, n, d] -> [T, outputs]."""
+        weight = getattr(self, self.name)
+        normed = self.ops.norm(
+            streams.flatten(1).to(weight.dtype), None, self.options.norm_eps, "unit"
+        )
+        return (self.product or self.ops.project(weight, None))(normed)
 
 
-class HyperConnection(nn.Module):
+class HyperConnection(_Features):
     """The maps around one mixer or MLP: streams to its input, its output to streams, streams to
     streams.
     """
 
+    name = "fn"
+
     def __init__(self, options: HyperOptions, device: Device) -> None:
         super().__init__()
-        self.options, count, self._ready = options, options.streams, Ready()
+        self.options, count = options, options.streams
         self.fn = _weight((2 + count) * count, count * options.hidden_size, device=device)
         self.base = _weight((2 + count) * count, device=device)
         self.scale = _weight(3, device=device)
@@ -52,7 +71,7 @@ class HyperConnection(nn.Module):
         count, floor, dtype = self.options.streams, self.options.floor, streams.dtype
         cuts = (count, count, count * count)
         parts = zip(
-            _features(streams, self.fn, self.options.norm_eps, self._ready).split(cuts, 1),
+            self.features(streams).split(cuts, 1),
             self.scale,
             self.base.split(cuts),
             strict=True,
@@ -76,21 +95,20 @@ class HyperConnection(nn.Module):
         return maps
 
 
-class HyperHead(nn.Module):
+class HyperHead(_Features):
     """One hidden state of all streams, behind the last layer."""
+
+    name = "hc_fn"
 
     def __init__(self, options: HyperOptions, device: Device) -> None:
         super().__init__()
-        self.options, count, self._ready = options, options.streams, Ready()
+        self.options, count = options, options.streams
         self.hc_fn = _weight(count, count * options.hidden_size, device=device)
         self.hc_base, self.hc_scale = _weight(count, device=device), _weight(1, device=device)
 
     def forward(self, streams: Tensor) -> Tensor:
         """[n, streams, d] -> [n, d]."""
-        mixed = (
-            _features(streams, self.hc_fn, self.options.norm_eps, self._ready) * self.hc_scale
-            + self.hc_base
-        )
+        mixed = self.features(streams) * self.hc_scale + self.hc_base
         return (
             ((torch.sigmoid(mixed) + self.options.floor)[..., None] * streams)
             .sum(dim=1)

@@ -10,32 +10,36 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from octavo.nn.linear import Linear
+from octavo.nn.module import Module
 from octavo.nn.norm import Norm
-from octavo.nn.rope import rotate, tables
+from octavo.nn.rope import tables
 from octavo.nn.step import Caches, Step
 from octavo.ops.entries import keep
 from octavo.ops.latent import Heads, Queries, latent_attend
+from octavo.ops.table import Ops
 from octavo.spec.latent import LatentParams
 from octavo.spec.rope import RopeParams
 
 
-def turn(x: Tensor, rope: RopeParams | None, dim: int, step: Step) -> Tensor:
+def turn(x: Tensor, rope: RopeParams | None, dim: int, step: Step, ops: Ops) -> Tensor:
     """Rotate the first ``dim`` elements of [T, heads, n] by the step's positions, as ``rope`` says;
     nothing if it is None.
     """
     if rope is None:
         return x
     cos, sin = step.shared((rope, dim, x.dtype), lambda: tables(rope, dim, step.positions, x.dtype))
-    return rotate(x, cos, sin, interleaved=rope.interleaved)
+    return ops.rotate(x, cos, sin, interleaved=rope.interleaved)
 
 
-class LatentAttention(nn.Module):
+class LatentAttention(Module):
     """Multi-head latent attention. Latents are cached after their norm, shared keys after rotation.
     Stream ``latent``.
     """
+
+    heads: Heads | None = None
 
     def __init__(
         self, params: LatentParams, *, dtype: torch.dtype, device: torch.device | str
@@ -62,12 +66,14 @@ class LatentAttention(nn.Module):
         self.kv_b_proj = linear(rank, heads * (params.nope_dim + params.value_dim))
         self.o_proj = linear(heads * params.value_dim, size, params.bias)
 
-    @property
-    def heads(self) -> Heads:
-        """What makes keys and values of latents."""
+    def prepare(self) -> None:
+        """Make what makes keys and values of latents."""
+        self.heads = self._heads()
+
+    def _heads(self) -> Heads:
         params = self.params
         up = self.kv_b_proj.weight.view(params.num_heads, -1, params.kv_lora_rank)
-        return Heads(up=up, nope=params.nope_dim, scale=params.scale)
+        return Heads.of(up, params.nope_dim, params.scale, self.ops)
 
     def source(self, hidden: Tensor) -> Tensor:
         """What queries are projected from: hidden [T, d], or its latent [T, q_lora_rank]."""
@@ -83,7 +89,7 @@ class LatentAttention(nn.Module):
         plain, rotated = q.view(source.shape[0], params.num_heads, -1).split(
             (params.nope_dim, params.rope_dim), dim=-1
         )
-        return plain, turn(rotated, params.rope, params.rope_dim, step)
+        return plain, turn(rotated, params.rope, params.rope_dim, step, self.ops)
 
     def entry(self, hidden: Tensor, step: Step) -> dict[str, Tensor]:
         """hidden [T, d] -> what is kept: latent [T, rank] and rope [T, rope]."""
@@ -93,7 +99,7 @@ class LatentAttention(nn.Module):
         )
         return {
             "latent": self.kv_a_layernorm(latent),
-            "rope": turn(rope[:, None], params.rope, params.rope_dim, step)[:, 0],
+            "rope": turn(rope[:, None], params.rope, params.rope_dim, step, self.ops)[:, 0],
         }
 
     def choose(self, hidden: Tensor, source: Tensor, step: Step, caches: Caches) -> Tensor | None:
@@ -109,7 +115,7 @@ class LatentAttention(nn.Module):
         plain, rotated = self.queries(source, step)
         chosen = self.choose(hidden, source, step, caches)
         q = Queries(plain=plain, rotated=rotated, requests=step.requests, chosen=chosen)
-        return self.o_proj(latent_attend(q, view, self.heads).flatten(1))
+        return self.o_proj(latent_attend(q, view, self.heads or self._heads()).flatten(1))
 
 
 def dense_latent(

@@ -1,45 +1,20 @@
-"""The MLP of a layer, with a gate (Shazeer 2020) or without. Owns both and the activations they
-know.
-"""
+"""The MLP of a layer, with a gate (Shazeer 2020) or without. Owns both."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
-from types import MappingProxyType
-
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from octavo.nn.linear import Linear, Ready
-
-Gate = Callable[[Tensor], Tensor]
-
-
-def relu2(x: Tensor) -> Tensor:
-    """``max(x, 0) ** 2`` (So et al. 2021)."""
-    return F.relu(x).square()
+from octavo.nn.linear import Linear
+from octavo.nn.module import Module
+from octavo.ops.activation import ACTIVATIONS, Gating
+from octavo.ops.table import Product
 
 
-GATES: Mapping[str, Gate] = MappingProxyType(
-    {
-        "silu": F.silu,
-        "gelu": F.gelu,
-        "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
-        "relu2": relu2,
-    }
-)
-"""Activations by Transformers' name."""
+class MLP(Module):
+    """``down(act(gate(x)) * up(x))``, with gate and up within ``limit`` where there is one."""
 
-
-def limited(gate: Tensor, up: Tensor, limit: float) -> tuple[Tensor, Tensor]:
-    """The gate at most ``limit``, up within it on both sides."""
-    return gate.clamp(max=limit), up.clamp(min=-limit, max=limit)
-
-
-class MLP(nn.Module):
-    """``down(act(gate(x)) * up(x))``, with ``limited`` gate and up where there is a limit."""
+    product: Product | None = None
 
     def __init__(
         self,
@@ -56,21 +31,22 @@ class MLP(nn.Module):
         self.gate_proj = Linear(size, inner, bias=bias, dtype=dtype, device=device)
         self.up_proj = Linear(size, inner, bias=bias, dtype=dtype, device=device)
         self.down_proj = Linear(inner, size, bias=bias, dtype=dtype, device=device)
-        self.gate, self.limit, self._ready = GATES[activation], limit, Ready(activation)
+        self.gating = Gating(activation=activation, limit=limit)
+
+    def prepare(self) -> None:
+        """Make the product of gate and up."""
+        self.product = self._product()
+
+    def _product(self) -> Product:
+        gate, up = self.gate_proj, self.up_proj
+        return self.ops.gated(gate.weight, up.weight, self.gating, (gate.bias, up.bias))
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, size] -> [T, size]."""
-        if self.limit is None and self.gate_proj.bias is None:
-            matrices = self._ready.of((self.gate_proj.weight,), up=self.up_proj.weight)
-            if matrices.takes(x):
-                return self.down_proj(matrices(x))
-        gate, up = self.gate_proj(x), self.up_proj(x)
-        if self.limit is not None:
-            gate, up = limited(gate, up, self.limit)
-        return self.down_proj(self.gate(gate) * up)
+        return self.down_proj((self.product or self._product())(x))
 
 
-class PlainMLP(nn.Module):
+class PlainMLP(Module):
     """``down(act(up(x)))``."""
 
     def __init__(
@@ -86,7 +62,7 @@ class PlainMLP(nn.Module):
         super().__init__()
         self.up_proj = Linear(size, inner, bias=bias, dtype=dtype, device=device)
         self.down_proj = Linear(inner, size, bias=bias, dtype=dtype, device=device)
-        self.act = GATES[activation]
+        self.act = ACTIVATIONS[activation]
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, size] -> [T, size]."""

@@ -12,7 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from octavo.nn.mlp import GATES, MLP, PlainMLP, limited
+from octavo.nn.linear import Linear
+from octavo.nn.mlp import MLP, PlainMLP
+from octavo.nn.module import Module
+from octavo.ops import table
+from octavo.ops.activation import Gating
 from octavo.spec.moe import MoEOptions
 
 
@@ -26,8 +30,10 @@ def _scores(logits: Tensor, scoring: str) -> Tensor:
     return logits.sigmoid() if scoring == "sigmoid" else torch.softmax(logits, dim=-1)
 
 
-class Router(nn.Module):
+class Router(Module):
     """Which experts a token takes, and how much each counts."""
+
+    product: table.Product | None = None
 
     def __init__(
         self, size: int, options: MoEOptions, *, dtype: torch.dtype, device: torch.device | str
@@ -46,12 +52,17 @@ class Router(nn.Module):
         if options.table:
             self.tid2eid = _weight(options.table, options.active, dtype=torch.int64, device=device)
 
+    def prepare(self) -> None:
+        """Make the product that gives logits."""
+        self.product = self.ops.project(self.weight, self.bias)
+
     def forward(self, x: Tensor, token_ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """[T, size] -> scores in x's dtype, and experts int64, both [T, active]. token_ids [T]: for
         a router with a table.
         """
         options = self.options
-        logits = F.linear(x.to(self.weight.dtype), self.weight, self.bias).float()
+        product = self.product or self.ops.project(self.weight, self.bias)
+        logits = product(x.to(self.weight.dtype)).float()
         scores = _scores(logits, options.scoring)
         if options.table:
             assert token_ids is not None, "a table is looked up by token"
@@ -85,10 +96,12 @@ class Router(nn.Module):
         return ranks.topk(options.active, dim=-1).indices
 
 
-class Experts(nn.Module):
+class Experts(Module):
     """MLPs of one shape, each over the tokens that took it. Without gates, ``gate_up_proj`` is up
     alone.
     """
+
+    product: table.Experts | None = None
 
     def __init__(
         self,
@@ -101,7 +114,12 @@ class Experts(nn.Module):
     ) -> None:
         super().__init__()
         count, inner = options.experts, options.inner_size
-        self.options, self.gate = options, GATES[activation]
+        self.scores_inputs = options.scores_inputs
+        self.gating = (
+            Gating(activation=activation, limit=options.limit, clamp=options.clamp)
+            if options.gated
+            else activation
+        )
         rows = 2 * inner if options.gated else inner
         self.gate_up_proj = _weight(count, rows, size, dtype=dtype, device=device)
         self.down_proj = _weight(count, size, inner, dtype=dtype, device=device)
@@ -112,48 +130,28 @@ class Experts(nn.Module):
             _weight(count, size, dtype=dtype, device=device) if options.bias else None
         )
 
+    def prepare(self) -> None:
+        """Make what runs them."""
+        self.product = self._product()
+
+    def _product(self) -> table.Experts:
+        return self.ops.experts(
+            table.ExpertWeights(
+                first=self.gate_up_proj,
+                last=self.down_proj,
+                gating=self.gating,
+                first_bias=self.gate_up_proj_bias,
+                last_bias=self.down_proj_bias,
+                scores_inputs=self.scores_inputs,
+            )
+        )
+
     def forward(self, x: Tensor, scores: Tensor, chosen: Tensor) -> Tensor:
         """x [T, size], scores and chosen [T, active] -> [T, size]."""
-        flat = chosen.flatten()
-        order = flat.argsort(stable=True)
-        counts = torch.bincount(flat, minlength=self.options.experts).tolist()
-        tokens, weights = order // chosen.shape[1], scores.flatten()[order, None]
-        out, start = torch.zeros_like(x), 0
-        for expert, count in enumerate(counts):
-            if count:
-                mine = slice(start, start + count)
-                out.index_add_(
-                    0, tokens[mine], self._expert(expert, x[tokens[mine]], weights[mine])
-                )
-                start += count
-        return out
-
-    def _expert(self, expert: int, x: Tensor, scores: Tensor) -> Tensor:
-        """x [n, size], scores [n, 1] -> [n, size], scored."""
-        first, last = (
-            None if bias is None else bias[expert]
-            for bias in (self.gate_up_proj_bias, self.down_proj_bias)
-        )
-        if self.options.scores_inputs:
-            return self._down(expert, F.linear(x * scores, self.gate_up_proj[expert], first), last)
-        return self._down(expert, F.linear(x, self.gate_up_proj[expert], first), last) * scores
-
-    def _down(self, expert: int, both: Tensor, bias: Tensor | None) -> Tensor:
-        if not self.options.gated:
-            return F.linear(self.gate(both), self.down_proj[expert], bias)
-        gate, up = both.chunk(2, dim=-1)
-        if self.options.limit is not None:
-            gate, up = limited(gate, up, self.options.limit)
-        if self.options.clamp is None:
-            return F.linear(self.gate(gate) * up, self.down_proj[expert], bias)
-        limit, alpha = self.options.clamp
-        gate, up = gate.clamp(max=limit), up.clamp(min=-limit, max=limit)
-        return F.linear(
-            (up + 1) * (gate * torch.sigmoid(gate * alpha)), self.down_proj[expert], bias
-        )
+        return (self.product or self._product())(x, scores, chosen)
 
 
-class MoE(nn.Module):
+class MoE(Module):
     """What a layer has in place of its MLP."""
 
     def __init__(
@@ -170,10 +168,10 @@ class MoE(nn.Module):
         self.gate = Router(size, options, dtype=dtype, device=device)
         self.experts = Experts(latent or size, activation, options, dtype=dtype, device=device)
         self.fc1_latent_proj = (
-            nn.Linear(size, latent, bias=False, dtype=dtype, device=device) if latent else None
+            Linear(size, latent, bias=False, dtype=dtype, device=device) if latent else None
         )
         self.fc2_latent_proj = (
-            nn.Linear(latent, size, bias=False, dtype=dtype, device=device) if latent else None
+            Linear(latent, size, bias=False, dtype=dtype, device=device) if latent else None
         )
         self.shared_experts: MLP | PlainMLP | None = None
         if options.shared_size and options.gated:
@@ -185,9 +183,9 @@ class MoE(nn.Module):
             self.shared_experts = PlainMLP(
                 size, options.shared_size, activation, bias=False, dtype=dtype, device=device
             )
-        self.shared_expert_gate: nn.Linear | None = None
+        self.shared_expert_gate: Linear | None = None
         if options.shared_gate:
-            self.shared_expert_gate = nn.Linear(size, 1, bias=False, dtype=dtype, device=device)
+            self.shared_expert_gate = Linear(size, 1, bias=False, dtype=dtype, device=device)
 
     def forward(self, x: Tensor, token_ids: Tensor | None = None) -> Tensor:
         """[T, size] -> [T, size]. token_ids: int64 [T], for a router with a table."""

@@ -15,10 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from octavo.nn.decoder import Block, Decoder, LayerCaches, Trunk
-from octavo.nn.mlp import GATES
+from octavo.nn.linear import Linear
+from octavo.nn.module import Module
 from octavo.nn.moe import Experts
-from octavo.nn.norm import Norm, unit
+from octavo.nn.norm import Norm
 from octavo.nn.step import Step
+from octavo.ops.activation import ACTIVATIONS
 from octavo.spec.kind import LayerSpec, ModelSpec
 from octavo.spec.moe import MoEOptions
 from octavo.spec.per_layer import PerLayerOptions
@@ -39,14 +41,10 @@ class PerLayerBlock(Block):
             device,
         )
         size, small = options.hidden_size, options.small_size
-        self.act = GATES[options.activation]
+        self.act = ACTIVATIONS[options.activation]
         if small:
-            self.per_layer_input_gate = nn.Linear(
-                size, small, bias=False, dtype=dtype, device=device
-            )
-            self.per_layer_projection = nn.Linear(
-                small, size, bias=False, dtype=dtype, device=device
-            )
+            self.per_layer_input_gate = Linear(size, small, bias=False, dtype=dtype, device=device)
+            self.per_layer_projection = Linear(small, size, bias=False, dtype=dtype, device=device)
             self.post_per_layer_input_norm = Norm(
                 size, options.norm_eps, options.norm, dtype=dtype, device=device
             )
@@ -57,7 +55,7 @@ class PerLayerBlock(Block):
         return self.post_per_layer_input_norm(mixed)
 
 
-class ScaledRouter(nn.Module):
+class ScaledRouter(Module):
     """Softmax over the experts of a normed and scaled token; scores of those taken sum to 1 before
     each has its own factor.
     """
@@ -67,9 +65,7 @@ class ScaledRouter(nn.Module):
     ) -> None:
         super().__init__()
         self.active, self.eps = moe.active, options.norm_eps
-        self.proj = nn.Linear(
-            options.hidden_size, moe.experts, bias=False, dtype=dtype, device=device
-        )
+        self.proj = Linear(options.hidden_size, moe.experts, bias=False, dtype=dtype, device=device)
         self.scale = nn.Parameter(
             torch.ones(options.hidden_size, dtype=dtype, device=device), requires_grad=False
         )
@@ -79,7 +75,8 @@ class ScaledRouter(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """[T, d] -> scores in x's dtype, and experts int64, both [T, active]."""
-        logits = self.proj(unit(x, self.eps) * self.scale * x.shape[-1] ** -0.5)
+        normal = self.ops.norm(x, None, self.eps, "unit")
+        logits = self.proj(normal * self.scale * x.shape[-1] ** -0.5)
         taken, chosen = torch.softmax(logits.float(), dim=-1).topk(self.active, dim=-1)
         taken = taken / taken.sum(dim=-1, keepdim=True)
         return (taken * self.per_expert_scale[chosen]).to(x.dtype), chosen
@@ -144,7 +141,7 @@ class PerLayerTrunk(Trunk):
             self.embed_tokens_per_layer = nn.Embedding(
                 options.small_vocab, width, dtype=dtype, device=device
             )
-            self.per_layer_model_projection = nn.Linear(
+            self.per_layer_model_projection = Linear(
                 options.hidden_size, width, bias=False, dtype=dtype, device=device
             )
             self.per_layer_projection_norm = Norm(

@@ -1,4 +1,4 @@
-"""Rotary position embedding: frequencies, tables, rotation.
+"""Rotary position embedding: frequencies and tables of ``Ops.rotate``.
 
 Owns the formulas of ``default`` (Su et al. 2021), ``linear``, ``llama3`` and ``yarn`` (Peng et al.
 2023) scaling as Transformers' ``modeling_rope_utils`` writes them, operation by operation, so that
@@ -12,7 +12,6 @@ import math
 import torch
 from torch import Tensor
 
-from octavo.kernels.pointwise import rotated, takes
 from octavo.spec.rope import RopeParams
 
 
@@ -91,19 +90,3 @@ def tables(
         else torch.cat((angles, angles), dim=-1)
     )[:, None]
     return (both.cos() * factor).to(dtype), (both.sin() * factor).to(dtype)
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> Tensor:
-    """Rotate the front of [T, heads, dim] by tables [T, 1, rotated]: halves against each other, or
-    neighbours.
-    """
-    if takes(x) and x.dtype == cos.dtype and x.dim() == 3:
-        return rotated(x, cos, sin, interleaved=interleaved)
-    front, rest = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
-    if interleaved:
-        crossed = torch.stack((-front[..., 1::2], front[..., ::2]), dim=-1).flatten(-2)
-    else:
-        first, second = front.chunk(2, dim=-1)
-        crossed = torch.cat((-second, first), dim=-1)
-    turned = front * cos + crossed * sin
-    return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned

@@ -15,21 +15,23 @@ import torch
 from torch import Tensor, nn
 
 from octavo.nn.decoder import Decoder, LayerCaches, Trunk, build_mixer
-from octavo.nn.mlp import GATES
+from octavo.nn.linear import Linear
+from octavo.nn.module import Module
 from octavo.nn.norm import Norm
 from octavo.nn.step import Mixer, Step
+from octavo.ops.activation import ACTIVATIONS
 from octavo.spec.hybrid import SharedOptions
 from octavo.spec.kind import LayerSpec, ModelSpec
 
 Device = torch.device | str
 
 
-class Adapted(nn.Module):
+class Adapted(Module):
     """A shared projection, with the low-rank term of its use number ``use`` where its uses have
     any.
     """
 
-    def __init__(self, base: nn.Linear, adapters: nn.ModuleDict, use: int) -> None:
+    def __init__(self, base: Linear, adapters: nn.ModuleDict, use: int) -> None:
         super().__init__()
         self.base, self.adapters, self.use = base, adapters, use
 
@@ -50,8 +52,8 @@ def adapted(
     where that is 0.
     """
 
-    def linear(first: int, last: int) -> nn.Linear:
-        return nn.Linear(first, last, bias=False, dtype=dtype, device=device)
+    def linear(first: int, last: int) -> Linear:
+        return Linear(first, last, bias=False, dtype=dtype, device=device)
 
     terms = {
         str(use): nn.Sequential(linear(inputs, rank), linear(rank, outputs)) for use in uses if rank
@@ -59,7 +61,7 @@ def adapted(
     return Adapted(linear(inputs, outputs), nn.ModuleDict(terms), uses.start)
 
 
-class SharedMLP(nn.Module):
+class SharedMLP(Module):
     """A gated MLP with an adapter of gate and up together."""
 
     def __init__(
@@ -67,9 +69,9 @@ class SharedMLP(nn.Module):
     ) -> None:
         super().__init__()
         size, inner = options.hidden_size, options.intermediate_size
-        self.act = GATES[options.activation]
+        self.act = ACTIVATIONS[options.activation]
         self.gate_up_proj = adapted(size, 2 * inner, uses, options.adapter_rank, dtype, device)
-        self.down_proj = nn.Linear(inner, size, bias=False, dtype=dtype, device=device)
+        self.down_proj = Linear(inner, size, bias=False, dtype=dtype, device=device)
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, size] -> [T, size]."""
@@ -77,7 +79,7 @@ class SharedMLP(nn.Module):
         return self.down_proj(self.act(gate) * up)
 
 
-class SharedTransformer(nn.Module):
+class SharedTransformer(Module):
     """Attention over hidden state and embedding side by side, and an MLP; norms ahead of both, no
     residuals.
 
@@ -133,7 +135,7 @@ class SharedTransformer(nn.Module):
         return cast(Tensor, self.feed_forward(self.pre_ff_layernorm(mixed)))
 
 
-class SharingBlock(nn.Module):
+class SharingBlock(Module):
     """A layer with a state. Where it has a shared block ahead of it, what that makes is added to
     the layer's input only.
     """
@@ -151,7 +153,7 @@ class SharingBlock(nn.Module):
         self.ahead = ahead[0][0] if ahead else None
         self.shared_transformer: SharedTransformer | None = None
         if ahead:
-            self.linear = nn.Linear(size, size, bias=False, dtype=dtype, device=device)
+            self.linear = Linear(size, size, bias=False, dtype=dtype, device=device)
 
     def forward(self, hidden: Tensor, step: Step, caches: LayerCaches, embedded: Tensor) -> Tensor:
         """hidden [T, d], and embedded, the embeddings [T, d] -> [T, d]."""

@@ -21,12 +21,11 @@ from typing import Final, Literal
 import torch
 from torch import Tensor
 
-from octavo.kernels.heads import by_head
-from octavo.kernels.heads import takes as by_head_takes
 from octavo.kernels.latent import latent_attention, takes
 from octavo.ops.attention import TILE_SCORES, Rule, products, weights_of
 from octavo.ops.entries import of_bucket, of_numbers, of_request, paged
 from octavo.ops.paged import CacheView, DecodeBucket, RequestRead
+from octavo.ops.table import Ops, Product
 from octavo.spec.law import Everything
 
 TILE_EXPANDED: Final = 1 << 24
@@ -45,32 +44,32 @@ Way = Literal["expand", "absorb", "gather"]
 class Heads:
     """What makes keys and values of latents. up: [H, nope + value, rank], of each head its keys'
     rows first. nope: how many.
+
+    absorb: queries for keys [n, H, nope] -> queries for latents [n, H, rank]. values: mixed latents
+        [n, H, rank] -> mixed values [n, H, value]. Both are products with ``up``.
     """
 
     up: Tensor
     nope: int
     scale: float
+    absorb: Product
+    values: Product
+
+    @classmethod
+    def of(cls, up: Tensor, nope: int, scale: float, ops: Ops) -> Heads:
+        """By the products that ``ops`` make."""
+        return cls(
+            up=up,
+            nope=nope,
+            scale=scale,
+            absorb=ops.project_heads(up[:, :nope]),
+            values=ops.project_heads(up[:, nope:], flipped=True),
+        )
 
     @property
     def rule(self) -> Rule:
         """Scores to weights."""
         return Rule(law=Everything(), scale=self.scale)
-
-    def absorb(self, q: Tensor) -> Tensor:
-        """Queries for keys [n, H, nope] -> queries for latents [n, H, rank]."""
-        up = self.up[:, : self.nope]
-        return (
-            by_head(q, up)
-            if by_head_takes(q, up)
-            else torch.bmm(q.transpose(0, 1), up).transpose(0, 1)
-        )
-
-    def values(self, mixed: Tensor) -> Tensor:
-        """Mixed latents [n, H, rank] -> mixed values [n, H, value]."""
-        up = self.up[:, self.nope :]
-        if by_head_takes(mixed, up):
-            return by_head(mixed, up, flipped=True)
-        return torch.bmm(mixed.transpose(0, 1), up.transpose(1, 2)).transpose(0, 1)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -31,7 +31,8 @@ from torch import Tensor
 
 from octavo.base import Interval, blocks_of
 from octavo.kernels.attention import Reads
-from octavo.kernels.pointwise import scatter, scatters
+from octavo.ops.table import Ops
+from octavo.ops.torch.backend import TORCH
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,24 +84,11 @@ class Writes:
     pages: Tensor
     rows: Tensor
 
-    def store(self, fields: Mapping[str, FieldView], made: Mapping[str, Tensor]) -> None:
+    def store(self, fields: Mapping[str, FieldView], made: Mapping[str, Tensor], ops: Ops) -> None:
         """Write the chosen tokens of what was made, [T, heads, ...] by field."""
-        if not self.tokens.numel():
-            return
-        views = [fields[name] for name in made]
-        if all(
-            scatters(view.data, values) for view, values in zip(views, made.values(), strict=True)
-        ):
-            scatter(
-                [view.data for view in views],
-                self.pages,
-                self.rows,
-                list(made.values()),
-                self.tokens,
-            )
-            return
-        for view, values in zip(views, made.values(), strict=True):
-            view.write(self.pages, self.rows, values.index_select(0, self.tokens))
+        if self.tokens.numel():
+            data = [fields[name].data for name in made]
+            ops.store(data, self.pages, self.rows, list(made.values()), self.tokens)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -270,6 +258,7 @@ class CacheView:
     fresh: dict[str, Tensor] = field(default_factory=dict)
     first: bool = True
     last: bool = True
+    ops: Ops = TORCH
 
     def begin(self, **entries: Tensor) -> dict[str, Tensor]:
         """The step's entries by field, [T, heads, ...], as the cache will hold them; the first
@@ -282,13 +271,13 @@ class CacheView:
             self.fresh.update(
                 {name: made.to(self.fields[name].data.dtype) for name, made in entries.items()}
             )
-            self.batch.before.store(self.fields, self.fresh)
+            self.batch.before.store(self.fields, self.fresh, self.ops)
         return dict(self.fresh)
 
     def end(self) -> None:
         """Store what is written behind all reads; nothing is left in ``fresh`` then."""
         if self.last:
-            self.batch.after.store(self.fields, self.fresh)
+            self.batch.after.store(self.fields, self.fresh, self.ops)
             self.fresh.clear()
 
     def past(self, *, without: Collection[str] = ()) -> dict[str, Tensor]:

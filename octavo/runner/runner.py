@@ -15,8 +15,11 @@ from torch import Tensor
 from octavo.base import ConfigError
 from octavo.cache.layout import CacheLayout
 from octavo.nn.decoder import Decoder, LayerCaches, resolve
+from octavo.nn.module import bind
 from octavo.nn.step import Step
+from octavo.ops.backends import ops_for
 from octavo.ops.paged import CacheView, FieldView
+from octavo.ops.table import Ops
 from octavo.runner.arena import Arena
 from octavo.runner.batch import PlannedGroup, make_step
 from octavo.runner.logits import adjust, slices
@@ -32,8 +35,10 @@ Streams = dict[tuple[int, str], dict[str, tuple[int, dict[str, FieldView]]]]
 
 
 class Runner:
-    """A model on a device with its arena. seed: what requests without a seed of their own draw
-    from.
+    """A model on a device with its arena.
+
+    seed: what requests without a seed of their own draw from. ops: what it computes with; those of
+        ``find_backends`` unless given.
     """
 
     def __init__(
@@ -47,16 +52,14 @@ class Runner:
         device: torch.device | str = "cpu",
         seed: int = 0,
         arena: Arena | None = None,
+        ops: Ops | None = None,
     ) -> None:
         self.spec, self.layout, self.seed = spec, layout, seed
         self.device = torch.device(device)
         self.model: Decoder = resolve(family.module)(spec, dtype=dtype, device="meta")
         fill(self.model, weights, family=family, device=self.device)
-        for module in self.model.modules():
-            # Where Python looks first; nn.Module's own lookup costs a microsecond, hundreds of
-            # times a step. From here on weights change by assignment or in place; other ways would
-            # leave these behind.
-            module.__dict__.update(module._parameters, **module._modules)
+        self.ops = ops_for(self.device, dtype) if ops is None else ops
+        bind(self.model, self.ops)
         self.arena = Arena(layout, self.device) if arena is None else arena
         self._streams = self._cut()
         self._sources = {
@@ -115,7 +118,7 @@ class Runner:
             history={row_of[i]: tokens for i, tokens in plan.history.items()},
             barred={row_of[i]: tokens for i, tokens in plan.barred.items()},
         )
-        made = sample(logits, choices, seed=self.seed)
+        made = sample(logits, choices, seed=self.seed, ops=self.ops)
         tokens = {choice.request_id: token for choice, token in zip(choices, made, strict=True)}
         return StepResult(
             step=plan.step, tokens=tokens, logprobs=_report(raw, reported, tokens), scored=scored
@@ -175,6 +178,7 @@ class Runner:
                     fresh=made.setdefault(self._sources[where], {}).setdefault(name, {}),
                     first=where == self._sources[where],
                     last=where == self._readers[self._sources[where]],
+                    ops=self.ops,
                 )
                 for name, (group, fields) in streams.items()
             }

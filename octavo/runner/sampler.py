@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.kernels.pointwise import argmax, takes
+from octavo.ops.table import Ops
+from octavo.ops.torch.backend import TORCH
 from octavo.runner.logprobs import likeliest
 from octavo.sched.sampling import SamplingParams
 
@@ -63,7 +64,7 @@ def draw(choice: Choice, engine_seed: int) -> float:
     return uniform(engine_seed, named | 1, choice.place)
 
 
-def sample(logits: Tensor, choices: Sequence[Choice], *, seed: int) -> list[int]:
+def sample(logits: Tensor, choices: Sequence[Choice], *, seed: int, ops: Ops = TORCH) -> list[int]:
     """One token per choice. logits: [B, vocab], float32 unless all choices are greedy. seed: the
     engine's.
 
@@ -75,8 +76,7 @@ def sample(logits: Tensor, choices: Sequence[Choice], *, seed: int) -> list[int]
     if len(drawn) == len(choices):
         tokens = _draw_tokens(logits, choices, seed)
     else:
-        best = argmax(logits) if takes(logits) and logits.is_contiguous() else logits.argmax(dim=1)
-        tokens = best[_index([choice.row for choice in choices], logits)]
+        tokens = ops.greedy(logits)[_index([choice.row for choice in choices], logits)]
         if drawn:
             tokens[_index(drawn, logits)] = _draw_tokens(logits, [choices[i] for i in drawn], seed)
     return [int(token) for token in tokens.tolist()]

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from octavo import LLM, SamplingParams
 from octavo.ops.paged import FieldView, Writes
+from octavo.ops.table import Ops
 from octavo.spec.group import make_groups
 from octavo.spec.hf import load_config, read_spec
 from tests import tiny
@@ -59,11 +60,11 @@ def test_entries_are_stored_once_and_by_their_producer(
     store = Writes.store
 
     def counting(
-        self: Writes, views: Mapping[str, FieldView], made: Mapping[str, torch.Tensor]
+        self: Writes, views: Mapping[str, FieldView], made: Mapping[str, torch.Tensor], ops: Ops
     ) -> None:
         for name in made:
             stored[id(views[name])] += self.tokens.numel()
-        store(self, views, made)
+        store(self, views, made, ops)
 
     path = tiny.write(name, tmp_path)
     llm = engine(path, max_num_batched_tokens=budget, enable_prefix_caching=False)

@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.kernels import sparse_reference as reference
-from octavo.kernels.heads import by_head, takes
+from octavo.kernels.heads import by_head, suits
 from octavo.kernels.library import levels, library
+from octavo.ops.oracles import products as oracles
 
 pytestmark = pytest.mark.skipif(not levels(), reason="no compiled kernels")
 
@@ -43,17 +43,14 @@ def test_products(
         dtype
     )
     weight = both[:, (outer if flipped else inner) : 2 * (outer if flipped else inner)]
-    assert takes(x, weight)
+    assert suits(weight)
     found = by_head(x, weight, flipped=flipped, kernels=library(isa))
     tolerance = 1e-4 if dtype == torch.float32 else 1e-2
-    wanted = reference.by_head(x, weight, flipped=flipped)
+    wanted = oracles.project_heads(weight, flipped, x)
     torch.testing.assert_close(found.double(), wanted, atol=tolerance * inner**0.5, rtol=tolerance)
 
 
-def test_what_is_taken() -> None:
+def test_what_suits() -> None:
     weight = torch.zeros(2, 16, 32)
-    assert takes(torch.zeros(1, 2, 16), weight) and not takes(torch.zeros(33, 2, 16), weight)
-    assert not takes(torch.zeros(1, 2, 16), weight.mT) and not takes(
-        torch.zeros(1, 2, 16).bfloat16(), weight
-    )
-    assert not takes(torch.zeros(1, 2, 8), torch.zeros(2, 8, 32))
+    assert suits(weight) and suits(weight.bfloat16())
+    assert not suits(weight.double()) and not suits(weight.mT) and not suits(torch.zeros(2, 8, 32))

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from octavo.nn.rope import frequencies, rotate, tables
+from octavo.nn.rope import frequencies, tables
+from octavo.ops.torch.pointwise import rotate
 from octavo.spec.rope import RopeParams
 
 POSITIONS = torch.tensor([0, 1, 17, 4096])

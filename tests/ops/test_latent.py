@@ -19,6 +19,7 @@ from octavo.ops import latent as module
 from octavo.ops.entries import keep
 from octavo.ops.latent import Heads, Queries, latent_attend, way_of
 from octavo.ops.paged import CacheView, FieldView
+from octavo.ops.torch.backend import TORCH
 from octavo.spec.latent import LatentParams
 from tests.kinds.harness import Bench
 from tests.runner.plans import Chunk
@@ -60,9 +61,8 @@ class Scene:
         self.ropes = [
             random(length, ROPE, seed=50 + i).float().double() for i, length in enumerate(lengths)
         ]
-        self.heads = Heads(
-            up=random(HEADS, NOPE + VALUE, RANK, seed=99) * RANK**-0.5, nope=NOPE, scale=0.3
-        )
+        up = random(HEADS, NOPE + VALUE, RANK, seed=99) * RANK**-0.5
+        self.heads = Heads.of(up, NOPE, 0.3, TORCH)
         before = [(i, 0, start) for i, (start, _) in enumerate(self.contexts) if start]
         self.step([(i, first, last) for i, first, last in before])
         self.bench.poison()
@@ -162,16 +162,15 @@ def test_the_way_that_is_least_work_is_the_same_too(
 def test_bfloat16_entries_and_queries_stay_near() -> None:
     scene = Scene(k=5)
     scene.plain, scene.rotated = scene.plain.bfloat16(), scene.rotated.bfloat16()
-    expected = replace(scene.heads, up=scene.heads.up.bfloat16())
-    scene.heads = expected
+    scene.heads = Heads.of(scene.heads.up.bfloat16(), NOPE, 0.3, TORCH)
     out = scene.attend(scene.own())
     assert out.dtype == torch.bfloat16
-    scene.heads = replace(expected, up=expected.up.double())
+    scene.heads = Heads.of(scene.heads.up.double(), NOPE, 0.3, TORCH)
     scene.plain, scene.rotated = scene.plain.double(), scene.rotated.double()
     assert (out.double() - scene.expected()).abs().max() < 0.05
 
 
-V3 = Heads(up=torch.empty(1, 256, 512), nope=128, scale=1.0)
+V3 = Heads.of(torch.empty(1, 256, 512), 128, 1.0, TORCH)
 
 
 def test_which_way_is_least_work() -> None:

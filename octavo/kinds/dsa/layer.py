@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from octavo.kinds.dsa.spec import SparseLatent
 from octavo.nn.latent import LatentAttention, turn
 from octavo.nn.linear import Linear
+from octavo.nn.module import Module
 from octavo.nn.step import Caches, Step
 from octavo.ops.codec import match_queries
 from octavo.ops.entries import keep
@@ -26,7 +27,7 @@ KEY_EPS = 1e-6
 """Of the LayerNorm over index keys, whatever the model's own epsilon."""
 
 
-class Indexer(nn.Module):
+class Indexer(Module):
     """The lightning indexer (DeepSeek-V3.2): index keys with a norm, weighted queries, the tokens
     that score best.
     """
@@ -48,7 +49,11 @@ class Indexer(nn.Module):
     def key(self, hidden: Tensor, step: Step) -> Tensor:
         """hidden [T, d] -> index keys [T, D], whose front is rotated."""
         return turn(
-            self.k_norm(self.wk(hidden))[:, None], self.rope, self.kind.latent.rope_dim, step
+            self.k_norm(self.wk(hidden))[:, None],
+            self.rope,
+            self.kind.latent.rope_dim,
+            step,
+            self.ops,
         )[:, 0]
 
     def queries(self, hidden: Tensor, source: Tensor, step: Step) -> tuple[Tensor, Tensor]:
@@ -61,6 +66,7 @@ class Indexer(nn.Module):
             self.rope,
             kind.latent.rope_dim,
             step,
+            self.ops,
         )
         weights = self.weights_proj(hidden)
         wide = weights.to(torch.promote_types(weights.dtype, torch.float32))

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from octavo.kinds.gated_delta_net.spec import GatedDeltaNet
 from octavo.nn.delta import DeltaInputs, DeltaRule, DeltaShape, GatedNorm, wide
+from octavo.nn.linear import Linear
 
 
 class GatedDeltaNetLayer(DeltaRule):
@@ -33,8 +34,8 @@ class GatedDeltaNetLayer(DeltaRule):
         self.kind = kind
         channels, values, heads = sum(shape.parts), shape.parts[2], kind.value_heads
 
-        def linear(inputs: int, outputs: int) -> nn.Linear:
-            return nn.Linear(inputs, outputs, bias=False, dtype=dtype, device=device)
+        def linear(inputs: int, outputs: int) -> Linear:
+            return Linear(inputs, outputs, bias=False, dtype=dtype, device=device)
 
         if kind.packed:
             self.in_proj_qkvz = linear(kind.hidden_size, channels + values)

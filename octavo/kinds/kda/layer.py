@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from octavo.kinds.kda.spec import KimiDelta
 from octavo.nn.delta import DeltaInputs, DeltaRule, DeltaShape, GatedNorm, wide
+from octavo.nn.linear import Linear
 
 
 class KimiDeltaLayer(DeltaRule):
@@ -28,8 +29,8 @@ class KimiDeltaLayer(DeltaRule):
         )
         self.kind = kind
 
-        def linear(inputs: int, outputs: int) -> nn.Linear:
-            return nn.Linear(inputs, outputs, bias=False, dtype=dtype, device=device)
+        def linear(inputs: int, outputs: int) -> Linear:
+            return Linear(inputs, outputs, bias=False, dtype=dtype, device=device)
 
         inner = heads * dim
         self.q_proj, self.k_proj, self.v_proj = (

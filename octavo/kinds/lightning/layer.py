@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from octavo.kinds.lightning.spec import Lightning
-from octavo.nn.mlp import GATES
+from octavo.nn.linear import Linear
+from octavo.nn.module import Module
 from octavo.nn.norm import Norm
 from octavo.nn.state import carried, emits
 from octavo.nn.step import Caches, Step
+from octavo.ops.activation import ACTIVATIONS
 from octavo.ops.linear import decayed_attention
 from octavo.ops.ragged import work_dtype
 
 
-class LightningLayer(nn.Module):
+class LightningLayer(Module):
     """Activated q, k and v, a decay per head, a norm over all heads and a gate. Stream ``state``,
     field recurrent.
     """
@@ -24,11 +26,11 @@ class LightningLayer(nn.Module):
         self.kind, self.hidden_size, self.activation = (
             kind,
             kind.hidden_size,
-            GATES[kind.activation],
+            ACTIVATIONS[kind.activation],
         )
 
-        def linear(inputs: int, outputs: int) -> nn.Linear:
-            return nn.Linear(inputs, outputs, bias=False, dtype=dtype, device=device)
+        def linear(inputs: int, outputs: int) -> Linear:
+            return Linear(inputs, outputs, bias=False, dtype=dtype, device=device)
 
         inner = kind.num_heads * kind.head_dim
         self.qkv_proj = linear(kind.hidden_size, 3 * inner)

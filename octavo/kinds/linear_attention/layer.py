@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from octavo.kinds.linear_attention.spec import LinearAttention
+from octavo.nn.linear import Linear
+from octavo.nn.module import Module
 from octavo.nn.state import carried, emits
 from octavo.nn.step import Caches, Step
 from octavo.ops.linear import feature_attention
 
 
-class LinearAttentionLayer(nn.Module):
+class LinearAttentionLayer(Module):
     """Projections around sums over all earlier tokens. Stream ``state``, fields recurrent and
     normaliser.
     """
@@ -23,8 +25,8 @@ class LinearAttentionLayer(nn.Module):
         self.kind, self.hidden_size = kind, kind.hidden_size
         inner = kind.num_heads * kind.head_dim
 
-        def linear(inputs: int, outputs: int) -> nn.Linear:
-            return nn.Linear(inputs, outputs, bias=False, dtype=dtype, device=device)
+        def linear(inputs: int, outputs: int) -> Linear:
+            return Linear(inputs, outputs, bias=False, dtype=dtype, device=device)
 
         self.q_proj, self.k_proj = linear(kind.hidden_size, inner), linear(kind.hidden_size, inner)
         self.v_proj, self.o_proj = linear(kind.hidden_size, inner), linear(inner, kind.hidden_size)

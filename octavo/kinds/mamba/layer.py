@@ -11,14 +11,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from octavo.kinds.mamba.spec import Mamba
-from octavo.nn.norm import Norm, unit
+from octavo.nn.linear import Linear
+from octavo.nn.module import Module
+from octavo.nn.norm import Norm
 from octavo.nn.state import carried, emits
 from octavo.nn.step import Caches, Step
 from octavo.ops.conv import causal_conv
 from octavo.ops.ssm import selective_scan
 
 
-class MambaLayer(nn.Module):
+class MambaLayer(Module):
     """A selective state space. Stream ``state``, fields conv and recurrent."""
 
     def __init__(self, kind: Mamba, dtype: torch.dtype, device: torch.device | str) -> None:
@@ -26,8 +28,8 @@ class MambaLayer(nn.Module):
         self.kind, self.hidden_size = kind, kind.hidden_size
         inner, state = kind.inner_size, kind.state_size
 
-        def linear(inputs: int, outputs: int, bias: bool) -> nn.Linear:
-            return nn.Linear(inputs, outputs, bias=bias, dtype=dtype, device=device)
+        def linear(inputs: int, outputs: int, bias: bool) -> Linear:
+            return Linear(inputs, outputs, bias=bias, dtype=dtype, device=device)
 
         def wide(*shape: int) -> nn.Parameter:
             # Small, and exponentials of exponentials follow: kept in float32 whatever the model's
@@ -67,7 +69,7 @@ class MambaLayer(nn.Module):
         if kind.norm == "scale":
             dt, b, c = self.dt_layernorm(dt), self.b_layernorm(b), self.c_layernorm(c)
         elif kind.norm == "unit":
-            dt, b, c = (unit(x, kind.norm_eps) for x in (dt, b, c))
+            dt, b, c = (self.ops.norm(x, None, kind.norm_eps, "unit") for x in (dt, b, c))
         dt = F.linear(dt, self.dt_proj.weight).to(self.A_log.dtype) + self.dt_proj.bias
         return F.softplus(dt), -self.A_log.exp(), b, c
 

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from octavo.kinds.mamba2.spec import Mamba2
-from octavo.nn.norm import unit
+from octavo.nn.linear import Linear
+from octavo.nn.module import Module
 from octavo.nn.state import carried, emits, in_pages
 from octavo.nn.step import Caches, Step
 from octavo.ops.conv import causal_conv
@@ -21,7 +22,7 @@ FIELDS = ("conv_x", "conv_b", "conv_c")
 """Fields of the stream that one convolution runs over, by order of their channels."""
 
 
-class GatedNorm(nn.Module):
+class GatedNorm(Module):
     """RMSNorm in groups of channels, of an output multiplied by its gate, or ahead of that."""
 
     def __init__(self, kind: Mamba2, dtype: torch.dtype, device: torch.device | str) -> None:
@@ -42,10 +43,11 @@ class GatedNorm(nn.Module):
         return self._norm(y * F.silu(gate))
 
     def _norm(self, y: Tensor) -> Tensor:
-        return self.weight * unit(y.unflatten(-1, (self.groups, -1)), self.eps).flatten(-2)
+        grouped = y.unflatten(-1, (self.groups, -1))
+        return self.weight * self.ops.norm(grouped, None, self.eps, "unit").flatten(-2)
 
 
-class Mamba2Layer(nn.Module):
+class Mamba2Layer(Module):
     """A state space of heads. Stream ``state``, fields conv_x, conv_b, conv_c and recurrent."""
 
     def __init__(self, kind: Mamba2, dtype: torch.dtype, device: torch.device | str) -> None:
@@ -53,8 +55,8 @@ class Mamba2Layer(nn.Module):
         self.kind, self.hidden_size = kind, kind.hidden_size
         inner, conv = kind.inner_size, kind.conv_size
 
-        def linear(inputs: int, outputs: int, bias: bool) -> nn.Linear:
-            return nn.Linear(inputs, outputs, bias=bias, dtype=dtype, device=device)
+        def linear(inputs: int, outputs: int, bias: bool) -> Linear:
+            return Linear(inputs, outputs, bias=bias, dtype=dtype, device=device)
 
         def wide() -> nn.Parameter:
             # Small, and exponentials of exponentials follow: kept in float32 whatever the model's

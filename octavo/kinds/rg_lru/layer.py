@@ -10,9 +10,11 @@ from torch import Tensor, nn
 
 from octavo.kinds.rg_lru.spec import RealGatedRecurrent
 from octavo.nn.conv import CausalConv
-from octavo.nn.mlp import GATES
+from octavo.nn.linear import Linear
+from octavo.nn.module import Module
 from octavo.nn.state import carried, emits
 from octavo.nn.step import Caches, Step
+from octavo.ops.activation import ACTIVATIONS
 from octavo.ops.linear import linear_recurrence
 from octavo.ops.ragged import work_dtype
 
@@ -20,7 +22,7 @@ SHARPNESS = 8.0
 """The constant c of De et al. 2024, equation 4."""
 
 
-class RecurrentGates(nn.Module):
+class RecurrentGates(Module):
     """Decays and inputs of the recurrence; both gates are block-diagonal, one block per head."""
 
     def __init__(
@@ -62,7 +64,7 @@ class RecurrentGates(nn.Module):
         return log_decay.exp().masked_fill(first, 0.0), u * gates[0] * scale
 
 
-class RealGatedRecurrentLayer(nn.Module):
+class RealGatedRecurrentLayer(Module):
     """A convolution and the recurrence behind it, beside a gate. Stream ``state``, fields conv and
     recurrent.
     """
@@ -74,11 +76,11 @@ class RealGatedRecurrentLayer(nn.Module):
         self.kind, self.hidden_size, self.activation = (
             kind,
             kind.hidden_size,
-            GATES[kind.activation],
+            ACTIVATIONS[kind.activation],
         )
 
-        def linear(inputs: int, outputs: int) -> nn.Linear:
-            return nn.Linear(inputs, outputs, dtype=dtype, device=device)
+        def linear(inputs: int, outputs: int) -> Linear:
+            return Linear(inputs, outputs, dtype=dtype, device=device)
 
         self.linear_y, self.linear_x = (
             linear(kind.hidden_size, kind.width),

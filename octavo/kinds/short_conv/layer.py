@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from octavo.kinds.short_conv.spec import ShortConv
 from octavo.nn.conv import CausalConv
+from octavo.nn.linear import Linear
+from octavo.nn.module import Module
 from octavo.nn.state import carried, emits
 from octavo.nn.step import Caches, Step
 
 
-class ShortConvLayer(nn.Module):
+class ShortConvLayer(Module):
     """``out(c * conv(b * u))`` with b, c and u projections of the hidden state. Stream ``state``,
     field conv.
     """
@@ -21,8 +23,8 @@ class ShortConvLayer(nn.Module):
         self.kind, self.hidden_size = kind, kind.hidden_size
         size = kind.hidden_size
         self.conv = CausalConv(size, kind.kernel, bias=kind.bias, dtype=dtype, device=device)
-        self.in_proj = nn.Linear(size, 3 * size, bias=kind.bias, dtype=dtype, device=device)
-        self.out_proj = nn.Linear(size, size, bias=kind.bias, dtype=dtype, device=device)
+        self.in_proj = Linear(size, 3 * size, bias=kind.bias, dtype=dtype, device=device)
+        self.out_proj = Linear(size, size, bias=kind.bias, dtype=dtype, device=device)
 
     def forward(self, hidden: Tensor, step: Step, caches: Caches) -> Tensor:
         """hidden [T, d] -> [T, d]; stores the inputs that the cache's batch asks for."""
