@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from octavo.cache.layout import PROFILES, CacheLayout, solve_layout
-from octavo.cache.manager import KVCacheManager
+from octavo.cache.manager import Admission, KVCacheManager
 from octavo.plan.planner import read_model
 from octavo.sched.request import Request
 from octavo.sched.sampling import SamplingParams
@@ -100,7 +100,9 @@ class Rig:
         alone.
         """
         cache, spent, began = self.cache, 0.0, time.perf_counter()
-        assert cache.admit(request, found)
+        admission = cache.can_admit(request, found)
+        assert isinstance(admission, Admission)
+        cache.admit(admission)
         spent += time.perf_counter() - began
         while (start := cache.scheduled(request)) < request.num_tokens:
             stop = min(request.num_tokens, start + CHUNK)
@@ -108,8 +110,7 @@ class Rig:
             assert cache.extend(request, stop, self.step)
             spent += time.perf_counter() - began
             rows = np.array([cache.row(request)])
-            cache.plan_step(rows, np.array([start]), np.array([0, stop - start]))
-            cache.take_copies()
+            cache.take_step(rows, np.array([start]), np.array([0, stop - start]))
             cache.commit(rows, np.array([stop]))
             cache.receive(self.step)
             self.step += 1
@@ -123,8 +124,7 @@ class Rig:
         start = cache.scheduled_tokens(rows)
         for index in np.flatnonzero(~cache.decode(rows, self.step)).tolist():
             assert cache.extend(requests[index], int(start[index]) + 1, self.step)
-        cache.plan_step(rows, start, query_start)
-        cache.take_copies()
+        cache.take_step(rows, start, query_start)
         cache.commit(rows, start + 1)
         cache.receive(self.step)
         self.step += 1

@@ -31,21 +31,6 @@ def copy_jobs(sources: Iterable[int], targets: Iterable[int], units: int) -> lis
     ]
 
 
-class StepRows:
-    """Rows of one step, R requests with T tokens in all, and what every group derives from them
-    alike.
-
-    rows, start: int64 [R], table rows and the first token of each. query_start: [R + 1], where its
-        tokens begin among all.
-    """
-
-    def __init__(self, rows: np.ndarray, start: np.ndarray, query_start: np.ndarray) -> None:
-        self.rows, self.start, self.query_start = rows, start, query_start
-        self.names, self.order = rows.astype(np.int32), np.arange(len(rows), dtype=np.int32)
-        # None where every request has a single token.
-        self.lengths = np.diff(query_start) if len(rows) < query_start[-1] else None
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GroupStep:
     """Where one group's layers read and write in one step. R requests, T tokens in all.

@@ -277,8 +277,10 @@ def _referred(manager: KVCacheManager, groups: Sequence[int]) -> list[npt.NDArra
     for group in groups:
         lanes = coordinator.grains[group].lanes
         indexed = coordinator.index.pages[lanes.start : lanes.stop]
-        kept = coordinator.groups[group].kept
-        known = [pages[pages != NO_PAGE] for pages in (indexed, kept)]
+        known = [indexed[indexed != NO_PAGE]]
+        if group in coordinator.rolling_groups:
+            rolling = np.flatnonzero(coordinator.rolling.kept_at).tolist()
+            known += [coordinator.kept_pages(row, group)[1] for row in rolling]
         found.append(np.concatenate([*known, *(row[group] for row in held)]))
     return found
 
@@ -341,7 +343,7 @@ def _request(manager: KVCacheManager, request: CachedRequest) -> RequestSnapshot
         holdings.append(
             HoldingSnapshot(
                 group=index,
-                blocks=group.num_blocks(row),
+                blocks=int(group.num_blocks(np.array([row]))[0]),
                 pages=len(pages[index]),
                 bytes=len(pages[index]) * group.layout.page_units * manager.layout.arena.unit_bytes,
                 needs=tuple((blocks.start, blocks.stop) for blocks in needs if blocks),

@@ -4,9 +4,9 @@ Owns ``KVCacheManager``: look up, admit, extend, commit, free, explain. Turns re
 rows and tokens into keys, decides what is charged at admission, and remembers what steps in flight
 still owe. Knows no kinds, no clock, no tensors.
 
-The life of a request: ``lookup`` (a probe) → ``admit`` (takes a row and what the hit offers;
-``fork`` takes what another request has) → ``extend`` for every step (takes pages) → ``commit`` at
-the step's receipt (publishes) → ``free``.
+The life of a request: ``lookup`` and ``can_admit`` (questions) → ``admit`` (takes a row and
+what the hit offers; ``fork`` takes what another request has) → ``extend`` for every step (takes
+pages) → ``commit`` at the step's receipt (publishes) → ``free``.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from octavo.base import CapacityError, Handling, floor_to
+from octavo.base import CapacityError, Handling, ceil_div, floor_to
 from octavo.cache.block_plan import NEVER
 from octavo.cache.checkpoints import CheckpointPolicy
-from octavo.cache.coordinator import KVCacheCoordinator, Match
-from octavo.cache.group_step import CopyJob, GroupStep, StepRows
+from octavo.cache.coordinator import KVCacheCoordinator
+from octavo.cache.group_step import CopyJob, GroupStep
 from octavo.cache.hashing import PrefixHasher, root_key
+from octavo.cache.hits import EMPTY, Match
 from octavo.cache.layout import CacheLayout, lone_pages, pages_by_bucket, slabs_needed
 from octavo.cache.report import CacheReport, GroupReport, HitExplanation, MissCause
 
@@ -49,7 +50,6 @@ class CachedRequest(Protocol):
 
 
 _NO_STEP = -1
-_EMPTY = Match(nodes=np.zeros(0, np.int32), hit=0, reach=())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -66,6 +66,25 @@ class Lookup:
     matched: int
     remembered: int
     promised: bool
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Admission:
+    """A request that fits now, on its hit. junctions: checkpoints that it owes others, in tokens.
+    publishes: its tokens enter the prefix cache.
+    """
+
+    request: CachedRequest
+    match: Match
+    junctions: tuple[int, ...]
+    publishes: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """A request that does not fit now. missing_slabs: by how much; 0 where a row is missing."""
+
+    missing_slabs: int
 
 
 @dataclass(eq=False)
@@ -115,8 +134,6 @@ class KVCacheManager:
         # Rows that share no block they may write into, and rows that leave checkpoints behind while
         # decoding.
         self._settled, self._rolling = np.zeros(max_num_seqs, bool), np.zeros(max_num_seqs, bool)
-        # The first start at which decoding needs the cache.
-        self._due = np.zeros(max_num_seqs, np.int64)
         # The first checkpoint still to be planned, and the first that waits for its receipt.
         self._next_wanted = np.full(max_num_seqs, NEVER, np.int64)
         self._next_mark = np.full(max_num_seqs, NEVER, np.int64)
@@ -144,7 +161,7 @@ class KVCacheManager:
         Changes nothing but keys.
         """
         if not self._caching:
-            return Lookup(match=_EMPTY, hit=0, matched=0, remembered=0, promised=False)
+            return Lookup(match=EMPTY, hit=0, matched=0, remembered=0, promised=False)
         known = request.num_tokens
         keys, limit = self.keys(request, known), (known - 1) // self._unit
         match = self.coordinator.lookup(keys, limit)
@@ -255,37 +272,70 @@ class KVCacheManager:
         """Does the request have a row?"""
         return request.request_id in self._rows
 
-    # -- operations --------------------------------------------------------------------------------
+    # -- admission ---------------------------------------------------------------------------------
 
-    def admit(self, request: CachedRequest, found: Lookup, *, cold: bool = False) -> bool:
-        """Give a request a row and its hit, if its whole prompt fits beside what running requests
-        still need.
+    def can_admit(
+        self, request: CachedRequest, found: Lookup, *, cold: bool = False
+    ) -> Admission | Refusal:
+        """Does a request's whole prompt fit, on its hit, beside what running requests still need?
+        Changes nothing; ``admit`` carries an admission out as long as nothing else has happened.
 
-        False, and nothing changed, where it does not. cold: ignore the cache, and keep out of it.
+        cold: ignore the cache, and keep out of it.
         """
         if not self._free_rows:
-            return False
-        row, match = self._free_rows[-1], _EMPTY if cold else found.match
+            return Refusal(missing_slabs=0)
+        match = EMPTY if cold else found.match
+        demand = self._demand(match, request.num_tokens)
+        held = self.coordinator.newly_held(match)
+        wanted = [more + now for more, now in zip(demand, held, strict=True)]
+        if short := self.coordinator.pool.shortfall(wanted):
+            return Refusal(missing_slabs=short)
+        junctions = {found.matched, found.remembered}
+        return Admission(
+            request=request,
+            match=match,
+            junctions=tuple(n for n in junctions if n > match.hit * self._unit),
+            publishes=self._caching and not cold,
+        )
+
+    def _demand(self, match: Match, tokens: int) -> list[int]:
+        """Pages per bucket that a new row of ``tokens`` tokens on a match, unfinished prompts, and
+        the rings of all running rows will still ask for.
+
+        A ring that is not full now fills again, so that running requests never lose to one that
+        came after them.
+        """
+        rows = self._known.nonzero()[0]
+        known = np.maximum(self._known[rows], self._scheduled[rows])
+        unfinished = self._computed[rows] + 1 < self._known[rows]
+        wanted, shared = [], match.matched * self._unit
+        for table in self.coordinator.groups:
+            layout = table.layout
+            missing = table.missing(rows, layout.most_pages(known))
+            most = layout.most_pages(tokens)
+            if layout.fixed is None:
+                missing = missing[unfinished]
+                # On shared pages, but for the block in which they end: that one is copied.
+                most = max(0, most - ceil_div(shared, layout.block_tokens))
+                most += shared % layout.block_tokens > 0
+            wanted.append(int(missing.sum()) + most)
+        return pages_by_bucket(self.layout, wanted)
+
+    def admit(self, admission: Admission) -> None:
+        """Give a request a row and its hit, as ``can_admit`` has found it."""
+        request, match, row = admission.request, admission.match, self._free_rows.pop()
         self.coordinator.adopt(row, match)
-        if not self.coordinator.pool.fits(self._demand(row, request.num_tokens)):
-            self.coordinator.clear(row, None)
-            self._known[row] = 0
-            return False
-        self._free_rows.pop()
         if len(match.nodes):
-            self.coordinator.touch(row, hit=True)
-        hit = match.hit * self._unit
-        junctions = tuple(n for n in {found.matched, found.remembered} if n > hit)
+            self.coordinator.chains.touch(row, hit=True)
         self._rows[request.request_id] = self._by_row[row] = _Row(
             request=request,
             row=row,
             shared=match.matched * self._unit,
-            junctions=junctions,
-            publishes=self._caching and not cold,
+            junctions=admission.junctions,
+            publishes=admission.publishes,
         )
-        self._enter(self._by_row[row], hit)
+        self._enter(self._by_row[row], match.hit * self._unit)
         self._next_wanted[row] = self._first_wanted(self._by_row[row])
-        return True
 
     def fork(self, source: CachedRequest, request: CachedRequest) -> bool:
         """Give ``request``, whose tokens begin with the computed ones of ``source``, a row on the
@@ -310,35 +360,17 @@ class KVCacheManager:
         )
         self._enter(self._by_row[row], n)
         self._next_wanted[row] = NEVER
-        self._due[origin.row] = n
         return True
 
     def _enter(self, row: _Row, n: int) -> None:
         """A row begins with ``n`` tokens on pages that others may have, too."""
         self._known[row.row] = row.request.num_tokens
-        self._computed[row.row] = self._scheduled[row.row] = self._due[row.row] = n
+        self._computed[row.row] = self._scheduled[row.row] = n
         self._last_step[row.row], self._settled[row.row] = _NO_STEP, False
-        self._rolling[row.row] = row.publishes and bool(self.coordinator.rolling)
-        self._peak_bytes[row.row] = self._held_bytes(row.row)
+        self._rolling[row.row] = row.publishes and bool(self.coordinator.rolling.rolling)
+        self._peak_bytes[row.row] = self.coordinator.held_bytes(row.row)
 
-    def _demand(self, row: int, tokens: int) -> list[int]:
-        """Pages per bucket that a new row, unfinished prompts, and the rings of all running rows
-        will still ask for.
-
-        A ring that is not full now fills again, so that running requests never lose to one that
-        came after them.
-        """
-        self._known[row], self._computed[row], self._scheduled[row] = tokens, -1, 0
-        rows = self._known.nonzero()[0]
-        known = np.maximum(self._known[rows], self._scheduled[rows])
-        unfinished = self._computed[rows] + 1 < self._known[rows]
-        wanted = []
-        for group in self.coordinator.groups:
-            missing = group.missing(rows, group.layout.most_pages(known))
-            wanted.append(
-                int((missing[unfinished] if group.layout.fixed is None else missing).sum())
-            )
-        return pages_by_bucket(self.layout, wanted)
+    # -- steps -------------------------------------------------------------------------------------
 
     def extend(
         self, request: CachedRequest, stop: int, step: int, *, checkpoints: bool = True
@@ -359,16 +391,15 @@ class KVCacheManager:
             marks = self.checkpoints.positions(
                 start=start, stop=stop, known=request.num_tokens, marks=hints
             )
-        plans = self.coordinator.plan(row.row, start, stop, marks=marks, shared=row.shared)
-        if not self.coordinator.extend(plans, step):
+        plan = self.coordinator.plan(row.row, start, stop, marks=marks, shared=row.shared)
+        if not self.coordinator.extend(plan, step):
             return False
         self._scheduled[row.row], self._last_step[row.row] = stop, step
         self._next_wanted[row.row] = self._first_wanted(row)
         if marks:
             self._next_mark[row.row] = min(int(self._next_mark[row.row]), marks[0])
-        self._peak_bytes[row.row] = max(int(self._peak_bytes[row.row]), self._held_bytes(row.row))
+        self._note_peak(row.row)
         self._settled[row.row] = stop > row.shared
-        self._due[row.row] = stop
         if row.publishes and stop - start > 1:
             self._announce(row, start, stop, marks)
         return True
@@ -382,7 +413,7 @@ class KVCacheManager:
         into.
         """
         start = self._scheduled[rows]
-        planned = self._due[rows] > start
+        planned = ~self.coordinator.schedule.due(rows, start)
         if np.count_nonzero(planned) < len(rows):
             due = np.flatnonzero(~planned)
             together = due[self._decodes(rows[due], start[due])]
@@ -408,18 +439,25 @@ class KVCacheManager:
         rolls = self._rolling[rows] & self.checkpoints.rolls(start) & checkpoints
         if not self.coordinator.decode(rows, start, step, rolls):
             return False
-        self._peak_bytes[rows] = np.maximum(
-            self._peak_bytes[rows], self.coordinator.table_bytes(rows)
-        )
+        if self.coordinator.hands_back:
+            held = self.coordinator.table_bytes(rows)
+            self._peak_bytes[rows] = np.maximum(self._peak_bytes[rows], held)
         self._look_ahead(rows, start + 1)
         return True
 
+    def _note_peak(self, row: int) -> None:
+        """Remember what a row holds now. Between two chunks tables only grow, unless a law hands
+        pages back.
+        """
+        held = self.coordinator.held_bytes(row)
+        self._peak_bytes[row] = max(int(self._peak_bytes[row]), held)
+
     def _look_ahead(self, rows: np.ndarray, n: np.ndarray) -> None:
         """Note when rows with ``n`` planned tokens need the cache next."""
-        due = np.minimum(self.coordinator.next_event(rows), self._next_wanted[rows] - 1)
+        limit = self._next_wanted[rows] - 1
         if self._caching and self.coordinator.bounded:
-            due = np.minimum(due, self.checkpoints.next_start(n, self._rolling[rows]))
-        self._due[rows] = due
+            limit = np.minimum(limit, self.checkpoints.next_start(n, self._rolling[rows]))
+        self.coordinator.schedule.look_ahead(rows, limit)
 
     def _first_wanted(self, row: _Row) -> int:
         """The first checkpoint behind what is scheduled, of those that do not depend on the cutting
@@ -464,14 +502,11 @@ class KVCacheManager:
         in flight.
         """
         step = int(self._last_step[row.row]) if self._scheduled[row.row] > n else None
+        planned = int(self._scheduled[row.row])
         self.coordinator.publish(row.row, self.keys(row.request, n), step)
-        for mark, promises in self.coordinator.take_promises(row.row, n).items():
-            self.coordinator.claim(row.row, mark, promises)
-            for promise in promises.values():
-                self.coordinator.pool.release(promise.pages, step)
-            self.coordinator.disturb(row.row, int(self._scheduled[row.row]))
+        self.coordinator.claim_promised(row.row, n, planned, step)
         self._next_mark[row.row] = self.coordinator.next_promise(row.row)
-        self._due[row.row] = self._scheduled[row.row]
+        self.coordinator.schedule.ask(row.row, planned)
 
     def free(
         self, request: CachedRequest, *, in_flight: bool = False, publish: bool = True
@@ -487,8 +522,9 @@ class KVCacheManager:
         self._owed.pop(request.request_id, None)
         if row.publishes and publish and not in_flight:
             self._publish_end(row)
+        self._note_peak(row.row)
         request.cache_report = self._report(row)
-        self.coordinator.touch(row.row)
+        self.coordinator.chains.touch(row.row)
         self._next_mark[row.row], self._known[row.row] = NEVER, 0
         step = int(self._last_step[row.row])
         self.coordinator.clear(row.row, step if in_flight else None)
@@ -498,17 +534,11 @@ class KVCacheManager:
             self._free_rows.append(row.row)
 
     def _publish_end(self, row: _Row) -> None:
-        computed = int(self._computed[row.row])
+        computed, planned = int(self._computed[row.row]), int(self._scheduled[row.row])
         self._publish(row, computed)
-        for end in (floor_to(computed, self._unit), int(self.coordinator.kept_at[row.row])):
-            planned = int(self._scheduled[row.row])
-            promises = (
-                self.coordinator.promise(row.row, planned, end)
-                if end and self.coordinator.bounded
-                else None
-            )
-            if promises is not None:
-                self.coordinator.claim(row.row, end, promises)
+        ends = (floor_to(computed, self._unit), int(self.coordinator.rolling.kept_at[row.row]))
+        for end in ends if self.coordinator.bounded else ():
+            if end and self.coordinator.claim_end(row.row, end, planned):
                 return
 
     def receive(self, step: int) -> None:
@@ -527,34 +557,29 @@ class KVCacheManager:
         """Tokens whose steps have been planned, per row."""
         return self._scheduled[rows]
 
-    def plan_step(
+    def take_step(
         self, rows: np.ndarray, start: np.ndarray, query_start: np.ndarray
-    ) -> tuple[GroupStep, ...]:
-        """Every group's part of a step over ``rows``, after their extensions."""
-        step = StepRows(rows, start, query_start)
-        return tuple(group.group_step(step) for group in self.coordinator.groups)
+    ) -> tuple[tuple[GroupStep, ...], tuple[CopyJob, ...]]:
+        """Every group's part of the step over ``rows``, after their extensions, and the copies that
+        must run before it. With this the step is the runner's, and the next one begins.
 
-    def take_copies(self) -> tuple[CopyJob, ...]:
-        """Copies that must run before the step, in order."""
-        jobs, self.coordinator.jobs = tuple(self.coordinator.jobs), []
-        return jobs
+        rows, start: int64 [R], table rows and the first token of each. query_start: [R + 1], where
+        its tokens begin among all.
+        """
+        underway = self.coordinator.underway
+        return underway.take_groups(rows, start, query_start), underway.take_copies()
 
     # -- reports -----------------------------------------------------------------------------------
 
-    def _held_bytes(self, row: int) -> int:
-        units = sum(
-            group.num_held(row) * group.layout.page_units for group in self.coordinator.groups
-        )
-        return units * self.layout.arena.unit_bytes
-
     def report(self, request_id: str) -> CacheReport:
         """What a running request holds."""
+        self._note_peak(self._rows[request_id].row)
         return self._report(self._rows[request_id])
 
     def _report(self, row: _Row) -> CacheReport:
         groups, computed = [], int(self._computed[row.row])
         for group in self.coordinator.groups:
-            layout, blocks = group.layout, group.num_blocks(row.row)
+            layout, blocks = group.layout, int(group.num_blocks(np.array([row.row]))[0])
             streams = [member.stream for member in layout.group.members]
             groups.append(
                 GroupReport(
@@ -577,7 +602,7 @@ class KVCacheManager:
 
     def check(self) -> None:
         """Assert every invariant, from scratch."""
-        self.coordinator.check()
+        self.coordinator.check(self._scheduled)
         assert (
             len(self._rows) + len(self._free_rows) + len(self._resting)
             == self.coordinator.groups[0].table.shape[0]

@@ -149,6 +149,13 @@ class PagePool:
         others = self._uses[ids] + self._pins[ids] + self._in_flight[ids]
         return np.asarray(known & (self._references[ids] == 1) & (others == 0), np.bool_)
 
+    def idle(self, pages: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+        """Where a page is cached and not pinned: nobody refers to it, and it could go."""
+        ids, known = self._locate(pages)
+        ids = ids * known
+        idle = (self._flat_states[ids] == _CACHED) & (self._pins[ids] == 0)
+        return np.asarray(known & idle, np.bool_)
+
     def in_flight(self, pages: npt.ArrayLike) -> npt.NDArray[np.int32]:
         """References of every page that steps have taken over."""
         return self._read(self._in_flight, pages)

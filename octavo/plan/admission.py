@@ -17,7 +17,7 @@ import numpy as np
 from octavo.base import CapacityError
 from octavo.cache.hashing import NO_KEYS
 from octavo.cache.layout import CacheLayout, request_bytes
-from octavo.cache.manager import KVCacheManager
+from octavo.cache.manager import KVCacheManager, Refusal
 
 
 @dataclass(kw_only=True, eq=False)
@@ -81,8 +81,10 @@ def admit_until_refused(
         new = Synthetic(
             index=admitted, prompt=max(1, n - decoded), total=n, request_id=str(admitted)
         )
-        if not cache.admit(new, cache.lookup(new)):
+        admission = cache.can_admit(new, cache.lookup(new))
+        if isinstance(admission, Refusal):
             break
+        cache.admit(admission)
         while cache.computed(new) < new.prompt:
             _step(cache, new, decoding, next(steps), chunk)
         admitted += 1
@@ -134,7 +136,6 @@ def _step(
             np.append(stops, stop),
         )
     if len(rows):
-        cache.plan_step(rows, starts, np.concatenate([[0], np.cumsum(stops - starts)]))
-        cache.take_copies()
+        cache.take_step(rows, starts, np.concatenate([[0], np.cumsum(stops - starts)]))
         cache.commit(rows, stops)
     cache.receive(step)

@@ -24,7 +24,7 @@ import numpy as np
 
 from octavo.base import CapacityError, ConfigError, Handling, note_handled
 from octavo.cache.layout import CacheLayout
-from octavo.cache.manager import KVCacheManager, Lookup
+from octavo.cache.manager import Admission, KVCacheManager, Lookup
 from octavo.cache.report import HitExplanation, MissCause
 from octavo.sched.request import FinishReason, Request, RequestState, branch_id
 from octavo.sched.step import StepPlan, StepResult, TokenLogprobs
@@ -363,7 +363,9 @@ class Scheduler:
         request, alone = queued.request, not self._running and not self._in_flight
         explanation = self.cache.explain(request, found)
         for cold in (False, True) if alone and not queued.cold else (queued.cold,):
-            if self.cache.admit(request, found, cold=cold):
+            admission = self.cache.can_admit(request, found, cold=cold)
+            if isinstance(admission, Admission):
+                self.cache.admit(admission)
                 start = self.cache.scheduled(request)
                 stop = min(request.num_tokens, start + budget)
                 if self.cache.extend(request, stop, step) or self.cache.extend(
@@ -392,6 +394,9 @@ class Scheduler:
         start = np.array([part.start for part in parts], np.int32)
         stop = np.array([part.stop for part in parts], np.int32)
         query_start = np.concatenate([[0], np.cumsum(stop - start)]).astype(np.int32)
+        groups, copies = self.cache.take_step(
+            np.array([part.row for part in parts]), start.astype(np.int64), query_start
+        )
         plan = StepPlan(
             step=step,
             request_ids=tuple(request.request_id for request in requests),
@@ -405,10 +410,8 @@ class Scheduler:
             sampling=tuple(request.params for request in requests),
             output_len=np.array([len(request.output_token_ids) for request in requests], np.int32),
             branch=np.array([request.branch for request in requests], np.int32),
-            groups=self.cache.plan_step(
-                np.array([part.row for part in parts]), start.astype(np.int64), query_start
-            ),
-            copies=self.cache.take_copies(),
+            groups=groups,
+            copies=copies,
             **_special(parts),
         )
         self._in_flight.append((plan, parts))

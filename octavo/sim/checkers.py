@@ -110,28 +110,25 @@ class CacheWatch:
                     index.pages[lane, nodes].tolist(), rows.tolist(), strict=True
                 ):
                     shared[group, page] = max(count, shared.get((group, page), 0))
-        for row in np.flatnonzero(coordinator.kept_at).tolist():
-            self._add_kept(shared, row, int(coordinator.kept_at[row]))
+        for row in np.flatnonzero(coordinator.rolling.kept_at).tolist():
+            self._add_kept(shared, row, int(coordinator.rolling.kept_at[row]))
         return shared
 
     def _add_kept(self, shared: dict[Place, int], row: int, mark: int) -> None:
         """Rows that a running request's rolling checkpoint will offer."""
         coordinator = self._scheduler.cache.coordinator
-        for group in coordinator.rolling:
-            manager = coordinator.groups[group]
-            blocks = manager.blocks_needed(mark)
-            for block, page in zip(
-                blocks.tolist(), manager.kept_pages(row, blocks).tolist(), strict=True
-            ):
-                count = min(manager.layout.block_tokens, mark - block * manager.layout.block_tokens)
+        for group in coordinator.rolling_groups.tolist():
+            size = coordinator.layout.groups[group].block_tokens
+            blocks, pages = coordinator.kept_pages(row, group)
+            for block, page in zip(blocks.tolist(), pages.tolist(), strict=True):
+                count = min(size, mark - block * size)
                 shared[group, page] = max(count, shared.get((group, page), 0))
 
     def held(self, request_id: str, group: int) -> frozenset[int]:
         """Pages that a running request has references on in one group, checkpoints' included."""
         cache = self._scheduler.cache
-        return frozenset(
-            cache.coordinator.groups[group].held_pages(cache.row(self._live[request_id])).tolist()
-        )
+        row = cache.row(self._live[request_id])
+        return frozenset(cache.coordinator.referred_pages(row, group).tolist())
 
 
 def check_peak(scheduler: Scheduler, request: Request) -> None:
@@ -149,8 +146,9 @@ def check_peak(scheduler: Scheduler, request: Request) -> None:
     known = request_pages(cache.layout, request.num_tokens)
     for index, group in enumerate(cache.coordinator.groups):
         most = known[index] if group.law.prefix is None else computed[index]
-        kept = sum(len(group.blocks_needed(mark)) for mark in group.promised_marks(row))
-        held = group.num_held(row)
+        marks = cache.coordinator.promised(row) if group.law.prefix is not None else ()
+        kept = sum(len(group.blocks_needed(mark)) for mark in marks)
+        held = cache.coordinator.num_held(row, index)
         if held > most + 1 + kept:
             raise Violation(
                 f"{request.request_id} at {cache.scheduled(request)} tokens holds {held} pages of"

@@ -93,10 +93,10 @@ def test_a_rolling_checkpoint_costs_one_page_that_nobody_holds() -> None:
     seen = set()
 
     def look(plan: StepPlan) -> None:
-        row = toy.cache.row(toy.requests["r"])
-        assert toy.cache.coordinator.groups[1].num_held(row) == 1 or int(plan.start[0]) == 0
-        kept = toy.cache.coordinator.groups[1].kept[row]
-        seen.add((int(toy.cache.coordinator.kept_at[row]), np.count_nonzero(kept != NO_PAGE)))
+        row, coordinator = toy.cache.row(toy.requests["r"]), toy.cache.coordinator
+        assert coordinator.num_held(row, 1) == 1 or int(plan.start[0]) == 0
+        kept, mark = coordinator.rolling.kept[row], int(coordinator.rolling.kept_at[row])
+        seen.add((mark, np.count_nonzero(kept != NO_PAGE)))
 
     toy.run(look=look)
     assert seen == {(0, 0), (48, 1), (64, 1), (80, 1), (96, 1)}

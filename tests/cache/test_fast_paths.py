@@ -14,7 +14,7 @@ from octavo.cache import hashing
 from octavo.cache.coordinator import KVCacheCoordinator
 from octavo.cache.hashing import NO_KEYS, PrefixHasher
 from octavo.cache.prefix import PrefixIndex
-from octavo.cache.single_type import SingleTypeKVCacheManager
+from octavo.cache.schedule import DecodeSchedule
 from octavo.memory.pool import PagePool
 from octavo.sched.step import StepPlan
 from octavo.sim.model import ToyGroup
@@ -99,16 +99,9 @@ def test_a_state_that_trades_pages_with_its_checkpoint_is_as_one_that_takes_new_
 def test_a_chunk_over_a_steady_ring_is_as_one_over_a_ring_that_is_looked_through(
     law: Law, block: int, budget: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    groups, plan = (full(), ToyGroup(law=law, block_tokens=block)), SingleTypeKVCacheManager.plan
+    groups = full(), ToyGroup(law=law, block_tokens=block)
     quick = journal(*groups, budget=budget, depth=1)
-
-    def thorough(
-        self: SingleTypeKVCacheManager, row: int, start: int, stop: int, **more: object
-    ) -> object:
-        self.settle(row, start)
-        return plan(self, row, start, stop, **more)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(SingleTypeKVCacheManager, "plan", thorough)
+    monkeypatch.setattr(DecodeSchedule, "steady", lambda self, group, row: False)
     assert quick == journal(*groups, budget=budget, depth=1)
 
 

@@ -38,11 +38,20 @@ class Ledger:
         self.owner: dict[int, int] = {}
         self.pool, self.moved = cache.coordinator.pool, 0
         self._allocate, self._compact = self.pool.allocate, self.pool.compact
-        self._turn = -1
+        self._turn, self._decoding = -1, False
+        decode = cache.coordinator.decode
+
+        def noted(*args: Any) -> bool:
+            """Decoding allocates for every group in its turn."""
+            self._turn, self._decoding = -1, True
+            done = decode(*args)
+            self._decoding = False
+            return done
+
+        cache.coordinator.decode = noted  # type: ignore[method-assign]
         self.pool.allocate, self.pool.compact = self.allocate, self.compact  # type: ignore[method-assign]
         for index, group in enumerate(cache.coordinator.groups):
             group.apply = self.in_turn(index, group.apply)  # type: ignore[method-assign]
-            group.turn = self.in_turn(index, group.turn)  # type: ignore[method-assign]
 
     def in_turn(self, index: int, apply: Any) -> Any:
         """``apply``, with whatever it allocates noted as group ``index``'s."""
@@ -55,6 +64,7 @@ class Ledger:
 
     def allocate(self, bucket: int, count: int) -> np.ndarray:
         pages = self._allocate(bucket, count)
+        self._turn += self._decoding
         self.owner.update(dict.fromkeys(pages.tolist(), self._turn))
         return pages
 
@@ -130,13 +140,14 @@ def check_slabs(snapshot: CacheSnapshot, cache: KVCacheManager, ledger: Ledger) 
 def referred(cache: KVCacheManager, row: int, index: int) -> set[int]:
     """What a row refers to in a group, by looking at every place that can hold a reference."""
     coordinator = cache.coordinator
-    group = coordinator.groups[index]
     promised = [
-        page for promise in group._promises.get(row, {}).values() for page in promise.pages.tolist()
+        page
+        for promises in coordinator.promised(row).values()
+        if index in promises
+        for page in promises[index].pages.tolist()
     ]
-    return ({*group.table[row].tolist(), *promised} | coordinator._chains[row].extra[index]) - {
-        NO_PAGE
-    }
+    extra = coordinator.chains.extra(row, index).tolist()
+    return {*coordinator.groups[index].table[row].tolist(), *promised, *extra} - {NO_PAGE}
 
 
 def check_requests(snapshot: CacheSnapshot, world: World) -> None:

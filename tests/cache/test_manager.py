@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from octavo.base import CapacityError, ConfigError
-from octavo.cache.manager import KVCacheManager
+from octavo.cache.manager import Admission, KVCacheManager
+from octavo.sched.request import Request
 from octavo.sched.scheduler import Scheduler
 from octavo.sched.step import StepPlan, StepResult
 from octavo.sim.model import ToyGroup, toy_layout
@@ -163,11 +164,17 @@ def test_a_decode_step_inside_blocks_costs_no_python_per_request_in_the_cache(si
     sys.setprofile(trace)
     try:
         assert manager.decode(rows, 99).all()
-        manager.plan_step(rows, plan.stop.astype("int64"), plan.query_start)
+        manager.take_step(rows, plan.stop.astype("int64"), plan.query_start)
         manager.commit(rows, plan.stop.astype("int64") + 1)
     finally:
         sys.setprofile(None)
     assert len(calls) < 40, calls
+
+
+def admit(manager: KVCacheManager, request: Request) -> None:
+    admission = manager.can_admit(request, manager.lookup(request))
+    assert isinstance(admission, Admission)
+    manager.admit(admission)
 
 
 def test_admission_is_exact_behind_a_hit_that_ends_on_a_block_border() -> None:
@@ -187,7 +194,8 @@ def test_admission_is_exact_behind_a_hit_that_ends_on_a_block_border() -> None:
         make_request("longer", [*range(12), *range(50, 58)]),
     )
     for request, stop in ((first, 12), (longer, 20)):
-        assert manager.admit(request, manager.lookup(request)) and manager.extend(request, stop, 0)
+        admit(manager, request)
+        assert manager.extend(request, stop, 0)
         manager.commit(np.array([manager.row(request)]), np.array([stop]))
         if request is first:
             manager.free(request)
@@ -212,7 +220,7 @@ def test_two_requests_that_compute_one_block_together_end_on_one_page() -> None:
     manager = KVCacheManager(layout, max_num_seqs=2)
     pair = [make_request(name, list(range(9))) for name in ("a", "b")]
     for request in pair:
-        assert manager.admit(request, manager.lookup(request))
+        admit(manager, request)
     for request, stop in ((pair[0], 4), (pair[1], 8), (pair[0], 8)):
         assert manager.extend(request, stop, 0)
         manager.commit(np.array([manager.row(request)]), np.array([stop]))

@@ -16,7 +16,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from octavo.base import block_range
 from octavo.cache.coordinator import KVCacheCoordinator
-from octavo.cache.group_step import StepRows
 from octavo.cache.hashing import NO_KEYS, PrefixHasher, root_key
 from octavo.cache.layout import CacheLayout, nests
 from octavo.sched.sampling import SamplingParams
@@ -190,7 +189,7 @@ class PrefixMachine(RuleBasedStateMachine):
     def step_plan(self, row: int, start: int, stop: int) -> StepPlan:
         request = self.running[row]
         rows, query_start = np.array([row], np.int64), np.array([0, stop - start], np.int32)
-        jobs, self.cache.jobs = tuple(self.cache.jobs), []
+        groups = self.cache.underway.take_groups(rows, np.array([start]), query_start)
         return StepPlan(
             step=self.step,
             request_ids=(request.name,),
@@ -202,11 +201,8 @@ class PrefixMachine(RuleBasedStateMachine):
             sampling=(SamplingParams(),),
             output_len=np.array([0], np.int32),
             branch=np.array([0], np.int32),
-            groups=tuple(
-                group.group_step(StepRows(rows, np.array([start]), query_start))
-                for group in self.cache.groups
-            ),
-            copies=jobs,
+            groups=groups,
+            copies=self.cache.underway.take_copies(),
         )
 
     def receive(self, row: int, stop: int, marks: list[int]) -> None:
@@ -214,20 +210,12 @@ class PrefixMachine(RuleBasedStateMachine):
         request = self.running[row]
         self.cache.publish(row, self.keys(request.tokens[:stop]), self.step)
         self.model.publish(request.tokens, stop)
+        assert all(
+            set(kept) == set(self.cache.bounded) for kept in self.cache.promised(row).values()
+        )
+        assert not self.cache.bounded or set(self.cache.promised(row)) == set(marks)
+        self.cache.claim_promised(row, stop, stop, None)
         for mark in marks:
-            promises = {
-                index: self.cache.groups[index].take_promise(row, mark)
-                for index in self.cache.bounded
-            }
-            kept = {index: promise for index, promise in promises.items() if promise is not None}
-            assert len(kept) == len(self.cache.bounded), (
-                "a mark in the step's plan is kept by every group"
-            )
-            if kept:
-                self.cache.claim(row, mark, kept)
-                self.cache.pool.release(
-                    np.concatenate([promise.pages for promise in kept.values()])
-                )
             self.model.claim(request.tokens, mark)
         self.runner.settle(self.step)
 
@@ -238,16 +226,23 @@ class PrefixMachine(RuleBasedStateMachine):
         self.cache.clear(row, None)
         self.runner.forget(self.running.pop(row).name)
 
+    def check(self) -> None:
+        planned = np.zeros(ROWS, np.int64)
+        for row, request in self.running.items():
+            planned[row] = request.done
+        self.cache.check(planned)
+
     @invariant()
     def conserve(self) -> None:
         if hasattr(self, "cache"):
-            self.cache.check()
+            self.check()
 
     def teardown(self) -> None:
         if hasattr(self, "cache"):
             for row in sorted(self.running):
                 self.cache.clear(row, None)
-            self.cache.check()
+            self.running.clear()
+            self.check()
             self.cache.index.clear()
             assert self.cache.pool.free_slabs == self.layout.arena.num_slabs, (
                 "everything comes back"

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from octavo.base import NO_PAGE, CapacityError
+from octavo.cache.manager import Admission, Refusal
 from octavo.memory.layout import ArenaLayout
 from octavo.memory.pool import PagePool
 from octavo.sched.request import Request
@@ -65,8 +66,8 @@ def test_admission_that_fails_after_a_match_gives_everything_back(
     before = counts(toy)
     found = toy.cache.lookup(request)
     assert found.hit > 0
-    assert not toy.cache.admit(request, found)
-    assert counts(toy) == before and not toy.cache.coordinator.jobs
+    assert isinstance(toy.cache.can_admit(request, found), Refusal)
+    assert counts(toy) == before and toy.cache.coordinator.underway.empty
     toy.scheduler.check()
     toy.land()
     toy.run()
@@ -226,8 +227,8 @@ def test_cached_pages_that_a_request_hits_are_not_free_for_it_too(more: int, fit
     request = Request(request_id="next", prompt_token_ids=tokens, params=SamplingParams())
     found = toy.cache.lookup(request)
     assert found.hit == 12
-    assert toy.cache.admit(request, found) is fits
-    assert toy.cache.running(request) is fits
+    assert isinstance(toy.cache.can_admit(request, found), Admission) is fits
+    assert not toy.cache.running(request)
 
 
 @pytest.mark.parametrize(

@@ -283,7 +283,7 @@ class Toy:
         coordinator = self.cache.coordinator
         for index, group in enumerate(self.layout.groups):
             needs = group.group.law.needs(found.hit)
-            blocks, pages = coordinator._indexed_pages(
+            blocks, pages = coordinator.hits.pages_of(
                 index, found.match.nodes, blocks_in(needs, coordinator.grains[index].tokens)
             )
             page_of = dict(zip(blocks.tolist(), pages.tolist(), strict=True))
@@ -300,20 +300,12 @@ class Toy:
 
     def pages_of(self, name: str, group: int) -> dict[int, int]:
         """Block -> page of a running request, with all its planned tokens. Changes nothing."""
-        manager, row = self.cache.coordinator.groups[group], self.cache.row(self.requests[name])
+        table, row = self.cache.coordinator.groups[group], self.cache.row(self.requests[name])
         if self.layout.groups[group].fixed is None:
-            blocks = np.flatnonzero(manager.table[row] != NO_PAGE)
-            return dict(zip(blocks.tolist(), manager.table[row, blocks].tolist(), strict=True))
-        steady, ring, n = (
-            bool(manager._steady[row]),
-            manager._ring[row].copy(),
-            self.cache.scheduled(self.requests[name]),
-        )
-        blocks = np.array(sorted(manager.held_blocks(row, n)), np.int64)
-        manager.settle(row, n)
-        pages = manager.pages_of(row, blocks)
-        manager._steady[row], manager._ring[row] = steady, ring
-        return dict(zip(blocks.tolist(), pages.tolist(), strict=True))
+            blocks = np.flatnonzero(table.table[row] != NO_PAGE)
+            return dict(zip(blocks.tolist(), table.table[row, blocks].tolist(), strict=True))
+        held = table.held_blocks(row, self.cache.scheduled(self.requests[name]))
+        return {block: int(table.table[row, held[block]]) for block in sorted(held)}
 
     def _assert_shared_rows_stay(self, plan: StepPlan) -> None:
         for group, step in enumerate(plan.groups):

@@ -13,10 +13,13 @@ import numpy as np
 import pytest
 
 from octavo.base import NO_PAGE
-from octavo.cache.coordinator import KVCacheCoordinator, Match
+from octavo.cache.coordinator import KVCacheCoordinator
+from octavo.cache.hits import Hits, Match
 from octavo.cache.manager import KVCacheManager, Lookup
 from octavo.cache.prefix import PrefixIndex
-from octavo.cache.single_type import SingleTypeKVCacheManager
+from octavo.cache.rolling import RollingCheckpoints, Trades
+from octavo.cache.tables import AppendTable, GroupTable, RingTable
+from octavo.cache.underway import StepUnderway
 from octavo.memory.pool import PagePool
 from octavo.sched.request import Request
 from octavo.sched.scheduler import Scheduler, _Part, _Queued
@@ -30,12 +33,12 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 def window_block_let_go_early(patch: pytest.MonkeyPatch) -> None:
     """The oldest token of a bounded law is forgotten one token too soon."""
-    needed = SingleTypeKVCacheManager.blocks_needed
+    needed = GroupTable.blocks_needed
 
-    def early(self: SingleTypeKVCacheManager, n: int) -> np.ndarray:
+    def early(self: GroupTable, n: int) -> np.ndarray:
         return needed(self, n + 1 if self.law.prefix is not None else n)
 
-    patch.setattr(SingleTypeKVCacheManager, "blocks_needed", early)
+    patch.setattr(GroupTable, "blocks_needed", early)
 
 
 def published_before_the_receipt(patch: pytest.MonkeyPatch) -> None:
@@ -56,32 +59,34 @@ def published_before_the_receipt(patch: pytest.MonkeyPatch) -> None:
 
 def no_copy_on_write(patch: pytest.MonkeyPatch) -> None:
     """A request writes into the shared pages it began on."""
-    adopt = SingleTypeKVCacheManager.adopt
+    for table in (AppendTable, RingTable):
+        adopt = table.adopt
 
-    def owning(
-        self: SingleTypeKVCacheManager,
-        row: int,
-        n: int,
-        blocks: np.ndarray,
-        *rest: Any,
-        **more: Any,
-    ) -> None:
-        adopt(self, row, n, blocks, *rest, **more)
-        self._owned[row, self._columns(blocks)] = True
+        def owning(
+            self: GroupTable,
+            row: int,
+            blocks: np.ndarray,
+            *rest: Any,
+            adopt: Any = adopt,
+            **more: Any,
+        ) -> None:
+            adopt(self, row, blocks, *rest, **more)
+            self.owned[row, self.layout.columns(blocks)] = True
 
-    patch.setattr(SingleTypeKVCacheManager, "adopt", owning)
+        patch.setattr(table, "adopt", owning)
 
 
 def forks_write_where_their_source_does(patch: pytest.MonkeyPatch) -> None:
     """A fork takes the pages it shares for its own."""
-    fork = SingleTypeKVCacheManager.fork
+    for table in (AppendTable, RingTable):
+        fork = table.fork
 
-    def owning(self: SingleTypeKVCacheManager, source: int, row: int, n: int) -> np.ndarray:
-        pages = fork(self, source, row, n)
-        self._owned[row] = self.table[row] != NO_PAGE
-        return pages
+        def owning(self: GroupTable, source: int, row: int, n: int, fork: Any = fork) -> np.ndarray:
+            pages = fork(self, source, row, n)
+            self.owned[row] = self.table[row] != NO_PAGE
+            return pages
 
-    patch.setattr(SingleTypeKVCacheManager, "fork", owning)
+        patch.setattr(table, "fork", owning)
 
 
 def rings_turn_over_forks(patch: pytest.MonkeyPatch) -> None:
@@ -96,11 +101,13 @@ def rings_turn_over_forks(patch: pytest.MonkeyPatch) -> None:
 def copies_forgotten(patch: pytest.MonkeyPatch) -> None:
     """Copy jobs, of shared blocks and of compaction, never reach the runner."""
 
-    def none(self: KVCacheManager) -> tuple[CopyJob, ...]:
-        self.coordinator.jobs = []
+    take = StepUnderway.take_copies
+
+    def none(self: StepUnderway) -> tuple[CopyJob, ...]:
+        take(self)
         return ()
 
-    patch.setattr(KVCacheManager, "take_copies", none)
+    patch.setattr(StepUnderway, "take_copies", none)
 
 
 def ring_recycles_indexed_pages(patch: pytest.MonkeyPatch) -> None:
@@ -112,29 +119,26 @@ def ring_recycles_indexed_pages(patch: pytest.MonkeyPatch) -> None:
 
 def rolling_checkpoints_stay_behind(patch: pytest.MonkeyPatch) -> None:
     """A decoding request offers what it kept at an earlier unit as what its last one needs."""
-    keep = SingleTypeKVCacheManager.keep
+    roll = RollingCheckpoints.roll
 
-    def once(
-        self: SingleTypeKVCacheManager, rows: np.ndarray, n: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def once(self: RollingCheckpoints, rows: np.ndarray, n: np.ndarray) -> list[Trades]:
         first = (self.kept[rows] == NO_PAGE).all(axis=1)
-        return keep(self, rows[first], n[first])
+        self.kept_at[rows] = n
+        return roll(self, rows[first], n[first])
 
-    patch.setattr(SingleTypeKVCacheManager, "keep", once)
+    patch.setattr(RollingCheckpoints, "roll", once)
 
 
 def hit_one_unit_too_long(patch: pytest.MonkeyPatch) -> None:
     """A bounded group says it can resume one unit after where it can."""
-    resumable = KVCacheCoordinator._resumable
+    resumable = Hits.resumable
 
-    def bold(
-        self: KVCacheCoordinator, index: int, nodes: np.ndarray, low: int, stop: int
-    ) -> np.ndarray:
+    def bold(self: Hits, index: int, nodes: np.ndarray, low: int, stop: int) -> np.ndarray:
         able = resumable(self, index, nodes, low, stop)
         able[1:] |= able[:-1]
         return able
 
-    patch.setattr(KVCacheCoordinator, "_resumable", bold)
+    patch.setattr(Hits, "resumable", bold)
 
 
 def last_token_not_computed(patch: pytest.MonkeyPatch) -> None:
@@ -183,8 +187,19 @@ def lost_steps_believed(patch: pytest.MonkeyPatch) -> None:
 
 def references_leak(patch: pytest.MonkeyPatch) -> None:
     """The end of a request forgets its last page."""
-    clear = SingleTypeKVCacheManager.clear
-    patch.setattr(SingleTypeKVCacheManager, "clear", lambda self, row: clear(self, row)[:-1])
+    referred = KVCacheCoordinator.referred_pages
+    clear = KVCacheCoordinator.clear
+
+    def careless(self: KVCacheCoordinator, row: int, step: int | None) -> None:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(
+                KVCacheCoordinator,
+                "referred_pages",
+                lambda self, row, group: referred(self, row, group)[:-1],
+            )
+            clear(self, row, step)
+
+    patch.setattr(KVCacheCoordinator, "clear", careless)
 
 
 def moves_hidden_from_the_index(patch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,135 @@
+"""When decoding must ask the cache: what follows from the tables, kept for speed.
+
+Owns ``DecodeSchedule``. For every row it knows the first token at which anything must be asked, and
+for every group and row the first one at which the group needs more than the next row of a page that
+it has. Before those, a step costs one comparison. Nothing here is true by itself: without it
+(``forget`` before every step) the same pages are taken, only later in the day; ``check`` holds it
+to the tables.
+
+Knows groups, their laws and their tables; knows no requests, no index and no checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from octavo.cache.block_plan import NEVER, BlockPlan
+from octavo.cache.tables import AppendTable, Rings, TurnPlan
+
+
+class DecodeSchedule:
+    """Of ``rows`` rows. appends: the growing groups' tables by group. rings: all others;
+    ring_group: each one's group.
+    """
+
+    def __init__(
+        self,
+        appends: dict[int, AppendTable],
+        rings: Rings,
+        ring_group: Sequence[int],
+        *,
+        rows: int,
+    ) -> None:
+        self._appends, self._rings = appends, rings
+        self._ring_group = np.array(ring_group, np.int64)
+        groups = len(appends) + len(ring_group)
+        # First token at which a group must be asked, [groups, rows]; and at which anything must.
+        self._event = np.zeros((groups, rows), np.int64)
+        self._due = np.zeros(rows, np.int64)
+        # Rings that turn by themselves: every column has a page that nobody else uses.
+        self._steady = np.zeros((groups, rows), bool)
+
+    # -- questions ---------------------------------------------------------------------------------
+
+    def due(self, rows: np.ndarray, n: np.ndarray) -> np.ndarray:
+        """Bool [R]: must anything be asked before token ``n`` of these rows is computed?"""
+        return self._due[rows] <= n
+
+    def groups_due(self, rows: np.ndarray, n: np.ndarray) -> np.ndarray:
+        """Bool [groups, R]: which groups must be asked before token ``n``?"""
+        return self._event[:, rows] <= n
+
+    def steady(self, group: int, row: int) -> bool:
+        """Is every column of the row's ring known to hold a page that nobody else uses?"""
+        return bool(self._steady[group, row])
+
+    # -- what happens to rows ----------------------------------------------------------------------
+
+    def invalidate(self, row: int, n: int) -> None:
+        """Whatever is known of a row with ``n`` planned tokens may be wrong now."""
+        self._event[:, row] = self._due[row] = n
+        self._steady[:, row] = False
+
+    def ask(self, row: int, n: int) -> None:
+        """A row with ``n`` planned tokens must be looked at before its next token."""
+        self._due[row] = n
+
+    def disturb(self, row: int, n: int) -> None:
+        """Pages of a row with ``n`` planned tokens have got another user: no ring turns by
+        itself.
+        """
+        steady = self._steady[:, row]
+        self._event[steady, row] = np.minimum(self._event[steady, row], n)
+        self._steady[:, row] = False
+        self._due[row] = n
+
+    def extended(self, group: int, plan: BlockPlan) -> None:
+        """A chunk has been carried out. A ring that it wrote from end to end is steady, unless a
+        checkpoint keeps some of its pages.
+        """
+        self._event[group, plan.row] = self._due[plan.row] = plan.stop
+        self._steady[group, plan.row] = plan.refills and not plan.promised
+
+    def appended(self, group: int, rows: np.ndarray, n: np.ndarray) -> None:
+        """Token ``n`` of rows has its page in a growing group, and so has the rest of its block."""
+        table = self._appends[group]
+        self._event[group, rows] = _next_block(n, table.layout.block_tokens)
+
+    def turned(self, plan: TurnPlan) -> None:
+        """Rings have turned."""
+        for ring in np.unique(plan.ring).tolist():
+            mine = plan.ring == ring
+            self._turned(ring, plan.row[mine], plan.n[mine])
+
+    def _turned(self, ring: int, rows: np.ndarray, n: np.ndarray) -> None:
+        layout, group = self._rings.layouts[ring], self._ring_group[ring]
+        law, block = layout.group.law, layout.block_tokens
+        steady = self._rings.alone(rows, ring) & ((n + 1) // block >= (layout.fixed or 0))
+        release, busy = law.next_release(n), _next_block(n, block)
+        if law.reads_before_writing:
+            busy = n + 1
+        self._steady[group, rows] = steady
+        self._event[group, rows] = np.where(steady, NEVER if release is None else release, busy)
+
+    def traded(self, group: int, rows: np.ndarray) -> None:
+        """Rings of one page have got one that nobody else uses."""
+        self._steady[group, rows], self._event[group, rows] = True, NEVER
+
+    def look_ahead(self, rows: np.ndarray, limit: np.ndarray) -> None:
+        """Note when rows need the cache next: at their groups' first event, or at ``limit``."""
+        self._due[rows] = np.minimum(np.minimum.reduce(self._event[:, rows]), limit)
+
+    # -- check -------------------------------------------------------------------------------------
+
+    def check(self, row: int, n: int) -> None:
+        """Assert, from the tables, that a row with ``n`` planned tokens is asked in time."""
+        assert len(self._due) == self._event.shape[1] == self._steady.shape[1]
+        for group, table in self._appends.items():
+            if (event := int(self._event[group, row])) > n:
+                last = (event - 1) // table.layout.block_tokens
+                assert last < table.filled[row] and table.owned[row, last], "its block is there"
+        for ring, group in enumerate(self._ring_group.tolist()):
+            layout, event = self._rings.layouts[ring], int(self._event[group, row])
+            alone = bool(self._rings.alone(np.array([row]), ring)[0])
+            assert alone or not self._steady[group, row], "a steady ring has its pages to itself"
+            if event > n and not self._steady[group, row]:
+                assert event <= _next_block(n - 1, layout.block_tokens), "asked at the next block"
+                columns = self._rings.columns_at(np.array([n]))[ring]
+                assert self._rings.owned[row, columns].all(), "writes into pages of its own"
+
+
+def _next_block(n: np.ndarray | int, block_tokens: int) -> np.ndarray | int:
+    """First token behind the block of token ``n``."""
+    return (n // block_tokens + 1) * block_tokens
