@@ -227,7 +227,7 @@ PLANTS: tuple[tuple[Plant, str], ...] = (
     (rings_turn_over_forks, "reads tokens|offers to others|not yet received"),
     (copies_forgotten, "reads tokens"),
     (ring_recycles_indexed_pages, "offers to others"),
-    (rolling_checkpoints_stay_behind, "reads tokens|no page of this arena"),
+    (rolling_checkpoints_stay_behind, "what resuming needs is kept"),
     (hit_one_unit_too_long, "a hit is warm"),
     (last_token_not_computed, "AssertionError"),
     (no_limbo, "not yet received"),
