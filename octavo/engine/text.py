@@ -1,4 +1,4 @@
-"""Between text and token ids: encoding, chat templates, streaming detokenization, stop strings.
+"""Between text and token ids: encoding, streaming detokenization, stop strings.
 
 Owns ``Tokenizer`` (a Transformers tokenizer behind a few methods), ``Detokenizer`` and
 ``StopStrings``. Knows no scheduler and no model.
@@ -7,7 +7,6 @@ Owns ``Tokenizer`` (a Transformers tokenizer behind a few methods), ``Detokenize
 from __future__ import annotations
 
 import re
-from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -15,10 +14,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from jinja2 import TemplateError
 from xxhash import xxh3_128_hexdigest
 
 from octavo.base import ConfigError
+from octavo.engine.chat import NO_ARGUMENTS, ChatTemplate, Mark, Messages
 from octavo.engine.source import ModelSource, cache_home
 
 REPLACEMENT = "\ufffd"
@@ -43,10 +42,13 @@ class Tokenizer:
         return frozenset() if eos is None else frozenset([eos])
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """Token ids of a prompt, with the model's own start token where it has one; without it
-        where not ``special``.
+        """Token ids of a prompt, with the model's own start token where it has one, and once also
+        where the text spells it; without it where not ``special``.
         """
-        return list(self.backend(text, add_special_tokens=special).input_ids)
+        ids = list(self.backend(text, add_special_tokens=special).input_ids)
+        opening = list(self.opening)
+        twice = special and opening and ids[: 2 * len(opening)] == 2 * opening
+        return ids[len(opening) :] if twice else ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of token ids. Special tokens have none; spaces are left as they are."""
@@ -87,90 +89,58 @@ class Tokenizer:
             return {}
         return {symbol: byte for byte, symbol in bytes_to_unicode().items()}
 
-    def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    @cached_property
+    def template(self) -> ChatTemplate:
+        """The chat template, which a model may lack."""
+        return ChatTemplate(self.backend)
+
+    @cached_property
+    def opening(self) -> tuple[int, ...]:
+        """Tokens that the model wants at the beginning of every prompt: mostly its start token, or
+        none.
+        """
+        bare, whole = (
+            list(self.backend("a", add_special_tokens=special).input_ids)
+            for special in (False, True)
+        )
+        places = (n for n in range(len(whole)) if whole[n : n + len(bare)] == bare)
+        return tuple(whole[: next(places, 0)])
+
+    def chat(self, messages: Messages, *, arguments: Mapping[str, Any] = NO_ARGUMENTS) -> list[int]:
         """Token ids of a conversation, ready for the assistant's turn. Raises ConfigError where the
         model has no template.
         """
-        return self.chat_prompt(messages)[0]
+        return self.chat_prompt(messages, arguments=arguments)[0]
 
     def chat_prompt(
         self,
-        messages: Sequence[Mapping[str, str]],
+        messages: Messages,
         *,
-        marks: Sequence[tuple[int, int]] = (),
+        marks: Sequence[Mark] = (),
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        arguments: Mapping[str, Any] = NO_ARGUMENTS,
     ) -> tuple[list[int], list[int]]:
         """Token ids of a conversation, and for every mark the number of them that what comes after
         it cannot change.
 
-        marks: (message, characters of its content) that will come again. Where the rest of a prompt
-            begins follows from what
-            the template makes of another rest: up to there, both texts are the same.
+        A conversation begins as every prompt of the model does, whether or not its template writes
+        the start token. marks: (message, characters of its content) that will come again.
         add_generation_prompt: end where the assistant is to speak. continue_final_message: end
-        within the last message. Raises ConfigError where the model has no template, where the
-        template refuses the messages, and for marks where the tokenizer cannot say which characters
-        its tokens stand for.
+        within the last message. arguments: variables of the template. Raises what
+        ``ChatTemplate.tokens`` raises.
         """
-        if not self.backend.chat_template:
-            raise ConfigError(
-                "this model has no chat template; give one (--chat-template of octavo serve), or"
-                " the prompt as plain text"
-            )
-        options = {
-            "add_generation_prompt": add_generation_prompt,
-            "continue_final_message": continue_final_message,
-        }
-        text = self._render(messages, **options)
-        if not marks:
-            return self.encode(text, special=False), []
-        if not self.backend.is_fast:
-            raise ConfigError(
-                "cache_control needs a tokenizer that knows the characters of its tokens; leave"
-                " it out"
-            )
-        encoded = self.backend(text, add_special_tokens=False, return_offsets_mapping=True)
-        ends = [end for _, end in encoded.offset_mapping]
-        shared = [_shared(text, self._varied(messages, mark, **options)) for mark in marks]
-        return list(encoded.input_ids), [bisect_right(ends, length) for length in shared]
-
-    def _varied(
-        self, messages: Sequence[Mapping[str, str]], mark: tuple[int, int], **options: bool
-    ) -> str:
-        """The conversation with another text behind a mark; without an answer to come where nothing
-        is behind it.
-        """
-        index, kept = mark
-        if kept == len(messages[index]["content"]):
-            index, kept = index + 1, 0
-        if index == len(messages):
-            return self._render(messages, add_generation_prompt=False, continue_final_message=False)
-        message = messages[index]
-        content = message["content"]
-        other = "1" if content[kept:].lstrip().startswith("0") else "0"
-        changed = [
-            *messages[:index],
-            {**message, "content": content[:kept] + other},
-            *messages[index + 1 :],
-        ]
-        return self._render(changed, **options)
-
-    def _render(self, messages: Sequence[Mapping[str, str]], **options: bool) -> str:
-        try:
-            return str(self.backend.apply_chat_template(list(messages), tokenize=False, **options))
-        except (TemplateError, TypeError, ValueError) as error:
-            raise ConfigError(
-                f"messages do not suit the model's chat template: {str(error)[:200]}"
-            ) from error
-
-
-def _shared(one: str, other: str) -> int:
-    """How many characters two texts begin with alike."""
-    return bisect_left(
-        range(1, min(len(one), len(other)) + 1),
-        True,
-        key=lambda length: one[:length] != other[:length],
-    )
+        ids, ends = self.template.tokens(
+            messages,
+            marks=marks,
+            arguments=arguments,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+        )
+        first = next((n for n, token in enumerate(ids) if not self.decode([token]).isspace()), 0)
+        if tuple(ids[first : first + len(self.opening)]) == self.opening:
+            return ids, ends
+        return [*self.opening, *ids], [len(self.opening) + end for end in ends]
 
 
 def load_tokenizer(source: ModelSource) -> Tokenizer:

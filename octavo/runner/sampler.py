@@ -23,6 +23,9 @@ from octavo.ops.torch.backend import TORCH
 from octavo.runner.logprobs import likeliest
 from octavo.sched.sampling import SamplingParams
 
+NEXT_TO_NOTHING = 1e-37
+"""Stands for a top-p of 0."""
+
 WIDTHS = (64, 1024)
 """Numbers of likeliest tokens that a cut looks at first."""
 
@@ -160,9 +163,11 @@ def _nucleus(probabilities: Tensor, params: Sequence[SamplingParams]) -> tuple[T
     """(the smallest set of likeliest tokens that reaches top-p, the rest 0; whether each row
     reaches it). Likeliest first.
     """
-    # A rounded sum may reach 1 ahead of the last token, so 1 means no cut at all.
+    # A rounded sum may reach 1 ahead of the last token, so 1 means no cut at all; and 0 leaves the
+    # likeliest.
     most = torch.tensor(
-        [one.top_p if one.top_p < 1 else 2.0 for one in params], device=probabilities.device
+        [max(one.top_p, NEXT_TO_NOTHING) if one.top_p < 1 else 2.0 for one in params],
+        device=probabilities.device,
     ).double()[:, None]
     doubles = probabilities.double()
     sums = doubles.cumsum(dim=1)

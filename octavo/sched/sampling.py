@@ -22,16 +22,17 @@ class SamplingParams:
 
     n: how many continuations of the prompt; they share its pages.
     temperature: 0 is greedy. top_p, top_k: nucleus and top-k cuts; 1.0 and 0 (or -1) switch them
-        off.
+        off. A top_p of 0 leaves the likeliest token.
     min_p: tokens less likely than this share of the likeliest one are cut; 0 switches it off.
     repetition_penalty: divides positive logits, multiplies negative ones, of every token in prompt
         and output; 1 is off.
     presence_penalty, frequency_penalty: subtracted from the logit of every token in the output,
         once or per occurrence.
     logit_bias: token id -> number added to its logit.
-    seed: makes this request's tokens reproducible whatever else is in the batch.
-    max_tokens: None means as many as the model and the memory allow. min_tokens: before that many,
-        nothing ends the text.
+    seed: makes this request's tokens reproducible whatever else is in the batch; without one (None,
+        or -1 as others write it) they differ each time, unless the engine was given a seed.
+    max_tokens: None means as many as the model and the memory allow, which cut larger limits, too;
+        0 computes the prompt alone. min_tokens: before that many, nothing ends the text.
     stop: strings that end the text (not included in it). stop_token_ids: ids that end it.
         ignore_eos: go on at end of sequence.
     logprobs: None, or how many likeliest tokens to report at every token beside the chosen one.
@@ -65,12 +66,14 @@ class SamplingParams:
         object.__setattr__(
             self, "logit_bias", {int(token): float(bias) for token, bias in self.logit_bias.items()}
         )
+        if self.seed == -1:
+            object.__setattr__(self, "seed", None)
         _check(self.n >= 1, f"n must be at least 1, not {self.n}")
         _check(
             isfinite(self.temperature) and self.temperature >= 0,
             f"temperature must be at least 0, not {self.temperature}",
         )
-        _check(0 < self.top_p <= 1, f"top_p must be in (0, 1], not {self.top_p}")
+        _check(0 <= self.top_p <= 1, f"top_p must be in [0, 1], not {self.top_p}")
         _check(
             self.top_k >= -1,
             f"top_k must be -1, 0 (both: off) or a positive count, not {self.top_k}",
@@ -91,10 +94,10 @@ class SamplingParams:
                 f"logit_bias of token {token} must be in [-100, 100], not {bias}",
             )
         _check(
-            self.max_tokens is None or self.max_tokens >= 1,
-            f"max_tokens must be at least 1, not {self.max_tokens}",
+            self.max_tokens is None or self.max_tokens >= 0,
+            f"max_tokens must be at least 0, not {self.max_tokens}",
         )
-        most = self.max_tokens or inf
+        most = inf if self.max_tokens is None else self.max_tokens
         _check(
             0 <= self.min_tokens <= most,
             f"min_tokens must be in [0, max_tokens], not {self.min_tokens}",

@@ -143,13 +143,15 @@ def _add_tokens(router: APIRouter, serving: Serving) -> None:
     @router.post("/tokenize", response_model_exclude_unset=True)
     async def tokenize(body: TokenizeRequest) -> Tokens:
         """Token ids of a prompt or of a conversation."""
-        serving.check_model(body.model)
+        serving.receive(body, body.model)
         if (body.prompt is None) == (body.messages is None):
             raise ConfigError("prompt or messages must be given, and not both")
         if body.prompt is None:
             ids, _ = await chat.render(serving.tokenizer, body)
         else:
-            ids = await encode(serving.tokenizer, body.prompt, special=body.add_special_tokens)
+            ids = await encode(
+                serving.tokenizer, body.prompt, special=body.add_special_tokens is not False
+            )
         names = (
             {"token_strs": [token_name(serving.tokenizer, token) for token in ids]}
             if body.return_token_strs
@@ -162,7 +164,7 @@ def _add_tokens(router: APIRouter, serving: Serving) -> None:
     @router.post("/detokenize")
     async def detokenize(body: DetokenizeRequest) -> TextOf:
         """Text of token ids. Special tokens have none."""
-        serving.check_model(body.model)
+        serving.receive(body, body.model)
         vocab = serving.engine.vocab_size
         for token in body.tokens:
             if token >= vocab:

@@ -18,7 +18,7 @@ from octavo.base import ConfigError
 from octavo.engine.outputs import CompletionDelta, RequestDelta
 from octavo.engine.text import Tokenizer
 from octavo.server.logprobs import chat_logprobs, prompt_logprobs
-from octavo.server.requests import MAX_MARKS, ChatRequest, Message, TokenizeRequest
+from octavo.server.requests import MAX_MARKS, ChatRequest, Message, Templated, TokenizeRequest
 from octavo.server.responses import (
     Chat,
     ChatChoice,
@@ -28,7 +28,7 @@ from octavo.server.responses import (
     ChatLogprobs,
     ChatMessage,
 )
-from octavo.server.serving import Serving, Tally, new_id, sampling_params
+from octavo.server.serving import Serving, Tally, UsageChunks, new_id, sampling_params, token_limit
 from octavo.server.stream import EventStream, event, until_gone
 
 Deltas = AsyncGenerator[tuple[int, RequestDelta], None]
@@ -36,18 +36,18 @@ Deltas = AsyncGenerator[tuple[int, RequestDelta], None]
 
 async def chat(serving: Serving, body: ChatRequest, request: Request) -> Response:
     """Answer one request."""
-    serving.check_model(body.model)
+    serving.receive(body, body.model)
     return await until_gone(request.receive, _answer(serving, body))
 
 
 async def _answer(serving: Serving, body: ChatRequest) -> Response:
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise ConfigError("top_logprobs needs logprobs: true")
     if body.stream and body.prompt_logprobs is not None:
         raise ConfigError("prompt_logprobs of a chat needs stream: false")
     params = sampling_params(
         body,
-        max_tokens=body.max_completion_tokens or body.max_tokens,
+        max_tokens=token_limit(body, None),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
     )
@@ -70,13 +70,27 @@ async def render(
     where it cannot be told.
     """
     messages, marks = flatten(body.messages or ())
+    going_on = bool(body.continue_final_message)
     return await asyncio.to_thread(
         tokenizer.chat_prompt,
         messages,
         marks=marks,
-        add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
-        continue_final_message=body.continue_final_message,
+        add_generation_prompt=body.add_generation_prompt is not False and not going_on,
+        continue_final_message=going_on,
+        arguments=template_arguments(body),
     )
+
+
+def template_arguments(body: Templated) -> dict[str, Any]:
+    """Variables of the chat template that a request brings.
+
+    ``reasoning_effort`` is one that templates of reasoning models read. Others know only whether to
+    think at all, by one of two names; ``none`` tells them not to.
+    """
+    effort = body.reasoning_effort
+    silent = {"enable_thinking": False, "thinking": False} if effort == "none" else {}
+    said = {"reasoning_effort": effort} if effort else {}
+    return {**silent, **said, **(body.chat_template_kwargs or {})}
 
 
 def flatten(messages: Sequence[Message]) -> tuple[list[dict[str, str]], list[tuple[int, int]]]:
@@ -94,15 +108,20 @@ def flatten(messages: Sequence[Message]) -> tuple[list[dict[str, str]], list[tup
         if message.cache_control is not None:
             marks.append((index, len(text)))
         role = "system" if message.role == "developer" else message.role
+        more = {"name": message.name, "reasoning_content": _reasoning(message)}
         flat.append(
             {"role": role, "content": text}
-            | ({} if message.name is None else {"name": message.name})
+            | {name: value for name, value in more.items() if value is not None}
         )
     if len(marks) > MAX_MARKS:
         raise ConfigError(
             f"cache_control may stand in {MAX_MARKS} places of a request, not {len(marks)}"
         )
     return flat, marks
+
+
+def _reasoning(message: Message) -> str | None:
+    return message.reasoning if message.reasoning_content is None else message.reasoning_content
 
 
 class _Writer:
@@ -156,18 +175,17 @@ class _Writer:
         """Chunks as server-sent events: for every choice its role, its text, and why it ended; then
         what was counted.
         """
-        options, begun = self._body.stream_options, False
-        usage = {"usage": None} if options is not None and options.include_usage else {}
+        usage, begun = UsageChunks(self._body, self._tally), False
         async with aclosing(deltas):
             async for _, delta in deltas:
+                self._tally.add(0, delta)
                 if not begun:
                     begun, role = True, ChatDelta(role="assistant", content="", refusal=None)
                     for index in range(self._body.n or 1):
-                        yield event(self._chunk([self._piece(index, role)], **usage))
-                self._tally.add(0, delta)
+                        yield event(self._chunk([self._piece(index, role)], **usage.beside()))
                 for choice in self._pieces(delta):
-                    yield event(self._chunk([choice], **usage))
-        last = ({"usage": self._tally.usage()} if usage else {}) | self._cache()
+                    yield event(self._chunk([choice], **usage.beside()))
+        last = usage.last() | self._cache()
         if last:
             yield event(self._chunk([], **last))
 

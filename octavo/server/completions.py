@@ -17,7 +17,15 @@ from octavo.engine.outputs import CompletionDelta, RequestDelta
 from octavo.server.logprobs import LogprobsWriter, joined, prompt_logprobs
 from octavo.server.requests import CompletionRequest
 from octavo.server.responses import Completion, CompletionChoice
-from octavo.server.serving import Serving, Tally, encode, new_id, sampling_params
+from octavo.server.serving import (
+    Serving,
+    Tally,
+    UsageChunks,
+    encode,
+    new_id,
+    sampling_params,
+    token_limit,
+)
 from octavo.server.stream import EventStream, event, until_gone
 
 Deltas = AsyncGenerator[tuple[int, RequestDelta], None]
@@ -26,7 +34,7 @@ DEFAULT_MAX_TOKENS = 16
 
 async def complete(serving: Serving, body: CompletionRequest, request: Request) -> Response:
     """Answer one request."""
-    serving.check_model(body.model)
+    serving.receive(body, body.model)
     return await until_gone(request.receive, _answer(serving, body))
 
 
@@ -36,7 +44,7 @@ async def _answer(serving: Serving, body: CompletionRequest) -> Response:
         scored = max(scored or 0, body.logprobs)
     params = sampling_params(
         body,
-        max_tokens=body.max_tokens or DEFAULT_MAX_TOKENS,
+        max_tokens=token_limit(body, DEFAULT_MAX_TOKENS),
         logprobs=body.logprobs,
         prompt_logprobs=scored,
     )
@@ -48,7 +56,10 @@ async def _answer(serving: Serving, body: CompletionRequest) -> Response:
     if body.cache_marks and len(texts) > 1:
         raise ConfigError("cache_marks needs a single prompt")
     prompts = [
-        await encode(serving.tokenizer, text) if isinstance(text, str) else text for text in texts
+        await encode(serving.tokenizer, text, special=body.add_special_tokens is not False)
+        if isinstance(text, str)
+        else text
+        for text in texts
     ]
     writer = _Writer(serving, body, texts)
     deltas = serving.start(body, prompts, params, name=writer.id, marks=body.cache_marks or ())
@@ -93,8 +104,7 @@ class _Writer:
 
     async def events(self, deltas: Deltas) -> AsyncGenerator[str, None]:
         """Chunks as server-sent events."""
-        options = self._body.stream_options
-        usage = {"usage": None} if options is not None and options.include_usage else {}
+        usage = UsageChunks(self._body, self._tally)
         async with aclosing(deltas):
             async for index, delta in deltas:
                 for choice in self._choices(index, delta):
@@ -103,8 +113,8 @@ class _Writer:
                         or choice.logprobs is not None
                         or choice.finish_reason is not None
                     ):
-                        yield event(self._completion([choice], **usage))
-        last = ({"usage": self._tally.usage()} if usage else {}) | self._cache()
+                        yield event(self._completion([choice], **usage.beside()))
+        last = usage.last() | self._cache()
         if last:
             yield event(self._completion([], **last))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
-from typing import Any
+from typing import Any, Final
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -20,8 +20,11 @@ from starlette.responses import Response
 
 from octavo.base import CapacityError, ConfigError, OctavoError, UnsupportedError
 from octavo.engine.aio import EngineClosedError, EngineDeadError, QueueFullError, StepFailedError
+from octavo.server.fields import IMAGES, TEXT_ONLY
 from octavo.server.requests import (
-    UNSUPPORTED,
+    MISSPELT,
+    NO_TEXT,
+    REFUSED,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
@@ -41,6 +44,9 @@ CRASHED = "the step that computed this request crashed; it may work when sent ag
 
 GONE = 499
 """Status of a response that nobody will read."""
+
+UNSUPPORTED = "unsupported_parameter"
+"""Code of a field or value that octavo knows and does not do."""
 
 FIELDS = frozenset(
     name
@@ -179,8 +185,9 @@ async def _invalid(request: Request, error: Exception) -> Response:
             status=400, message=f"{message}: {detail}" if detail else message, code="invalid_json"
         ).response()
     path, first = _worst(found, error.body)
+    code = UNSUPPORTED if first[0]["type"] == REFUSED or _foreign(path, first[0]) else None
     return Failure(
-        status=400, message=_wording(path, first, error.body), param=path or None
+        status=400, message=_wording(path, first), param=path or None, code=code
     ).response()
 
 
@@ -188,7 +195,7 @@ def _worst(found: Sequence[Any], body: Mapping[str, Any]) -> tuple[str, list[Any
     """(path, errors there) of the first field that is wrong. A union's types all complain; who gets
     furthest knows best.
     """
-    paths = [_path(one["loc"][1:], body) for one in found]
+    paths = [_named(_path(one["loc"][1:], body), one) for one in found]
     top = _top(paths[0])
     path = max(
         (path for path in paths if _top(path) == top),
@@ -197,27 +204,45 @@ def _worst(found: Sequence[Any], body: Mapping[str, Any]) -> tuple[str, list[Any
     return path, [one for one, where in zip(found, paths, strict=True) if where == path]
 
 
+def _named(path: str, error: Any) -> str:
+    """The path of a field, where an error is about one that the model at ``path`` does not have."""
+    if error["type"] not in (REFUSED, MISSPELT, NO_TEXT):
+        return path
+    name = str(error["ctx"]["name"])[:SAYS]
+    return f"{path}.{name}" if path else name
+
+
 def _top(path: str) -> str:
     return path.split(".")[0].split("[")[0]
 
 
-def _wording(path: str, found: Sequence[Any], body: Mapping[str, Any]) -> str:
+def _wording(path: str, found: Sequence[Any]) -> str:
     """What is wrong at a path, in one line."""
-    kind, top = found[0]["type"], _top(path)
-    if top in UNSUPPORTED and body.get(top) is not None:
-        return f"{top} is not supported: {UNSUPPORTED[top]}"
-    if kind == "extra_forbidden":
-        return f"{path[:SAYS]} is not a field of this request"
+    kind, says = found[0]["type"], found[0].get("ctx", {}).get("says", "")
+    if kind == REFUSED:
+        return f"{path} is not supported: {says}"
+    if kind == MISSPELT:
+        return f"{path} is not a field of this request; did you mean {says}?"
+    if kind == NO_TEXT:
+        return f"{path} is not text: it has a lone surrogate, which no unicode string may have"
     if kind == "missing":
         return f"{path} is missing"
-    if kind == "literal_error" and path.endswith("].type"):
-        return (
-            f"{path} must be {found[0]['ctx']['expected']}; other content, such as images and"
-            " audio, is not supported"
-        )
+    if foreign := _foreign(path, found[0]):
+        return f"{path}: {foreign}"
     return (
         f"{path[:SAYS] or 'the body'}: {', or: '.join(dict.fromkeys(one['msg'] for one in found))}"
     )
+
+
+FOREIGN: Final = {"image": IMAGES, "video": TEXT_ONLY, "audio": TEXT_ONLY, "file": TEXT_ONLY}
+"""What to say of content parts, by a word that is in the name of their type."""
+
+
+def _foreign(path: str, error: Any) -> str | None:
+    """What to say of a content part that is no text; None for every other error."""
+    if not (path.startswith("messages[") and path.endswith("].type")):
+        return None
+    return next((says for word, says in FOREIGN.items() if word in str(error["input"])), None)
 
 
 def _path(loc: Sequence[Any], body: Any) -> str:

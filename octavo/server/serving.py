@@ -20,7 +20,8 @@ from octavo.engine.outputs import RequestDelta
 from octavo.engine.text import Tokenizer
 from octavo.sched.sampling import SamplingParams
 from octavo.server.errors import ModelNotFoundError
-from octavo.server.requests import Generation
+from octavo.server.fields import Notices
+from octavo.server.requests import INT32, Body, Generation
 from octavo.server.responses import PromptTokensDetails, Usage
 from octavo.server.stream import merged
 
@@ -47,11 +48,15 @@ COMMON = (
 
 @dataclass(frozen=True, kw_only=True)
 class Serving:
-    """One engine under one name. created: seconds since 1970 at which it began to serve."""
+    """One engine under one name.
+
+    created: seconds since 1970 at which it began to serve. notices: unknown fields that were told.
+    """
 
     engine: AsyncLLM
     name: str
     created: int
+    notices: Notices = field(default_factory=Notices)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -63,9 +68,17 @@ class Serving:
         """Seconds since 1970."""
         return int(time.time())
 
-    def check_model(self, name: str | None) -> None:
+    def receive(self, body: Body, model: str | None) -> None:
+        """Begin to serve a request. Raises ModelNotFoundError for a model that is not served
+        here.
+        """
+        self.notices.tell(body.unknown())
+        if model:
+            self.check_model(model)
+
+    def check_model(self, name: str) -> None:
         """Raise ModelNotFoundError for a model that is not served here."""
-        if name is not None and name != self.name:
+        if name != self.name:
             raise ModelNotFoundError(
                 f"The model `{name}` does not exist here; this server has `{self.name}`"
             )
@@ -114,8 +127,6 @@ def sampling_params(
     body: Generation, *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None
 ) -> SamplingParams:
     """Sampling fields of a request. Raises ConfigError naming the field that is wrong."""
-    if body.stream_options is not None and not body.stream:
-        raise ConfigError("stream_options needs stream: true")
     given = {name: value for name in COMMON if (value := getattr(body, name)) is not None}
     return SamplingParams(
         **given,
@@ -124,6 +135,22 @@ def sampling_params(
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
     )
+
+
+def token_limit(body: Generation, default: int | None) -> int | None:
+    """Most tokens of the answer, None for as many as fit. Raises ConfigError where the two names of
+    the limit have different values.
+    """
+    limits = {
+        name: limit
+        for name in ("max_tokens", "max_completion_tokens")
+        if (limit := getattr(body, name)) is not None
+    }
+    if len(set(limits.values())) > 1:
+        said = " and ".join(f"{name} {limit}" for name, limit in limits.items())
+        raise ConfigError(f"{said} differ, and mean the same; send one of them")
+    limit = next(iter(limits.values()), default)
+    return None if limit is None or limit < 0 else min(limit, INT32)
 
 
 async def encode(tokenizer: Tokenizer, text: str, *, special: bool = True) -> list[int]:
@@ -162,3 +189,23 @@ class Tally:
         """The explanation of the only prompt, or of each."""
         found = [self.explanations.get(index) for index in range(self.prompts)]
         return found if self.prompts > 1 else found[0]
+
+
+class UsageChunks:
+    """What the chunks of a stream say of its tokens, as ``stream_options`` asks."""
+
+    def __init__(self, body: Generation, tally: Tally) -> None:
+        options = body.stream_options
+        self._last = bool(options and options.include_usage)
+        self._always = bool(options and options.continuous_usage_stats)
+        self._tally = tally
+
+    def beside(self) -> dict[str, Usage | None]:
+        """Fields of a chunk with text."""
+        if self._always:
+            return {"usage": self._tally.usage()}
+        return {"usage": None} if self._last else {}
+
+    def last(self) -> dict[str, Usage | None]:
+        """Fields of the chunk behind all text, which is there only if it has any."""
+        return {"usage": self._tally.usage()} if self._last else {}

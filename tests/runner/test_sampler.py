@@ -146,6 +146,8 @@ def test_top_k_one_and_min_p_one_are_greedy() -> None:
         SamplingParams(top_k=1),
         SamplingParams(min_p=1.0),
         SamplingParams(top_p=1e-9),
+        SamplingParams(top_p=0),
+        SamplingParams(top_p=0, top_k=7, temperature=2),
         SamplingParams(temperature=1e-6),
     ):
         assert set(many(params, logits, 50).tolist()) == {int(logits.argmax())}
