@@ -233,7 +233,7 @@ PLANTS: tuple[tuple[Plant, str], ...] = (
     (no_limbo, "not yet received"),
     (salt_ignored, "reads tokens"),
     (lost_steps_believed, "reads tokens"),
-    (references_leak, "every reference has a holder"),
+    (references_leak, "every reference has a holder|fits alone"),
     (moves_hidden_from_the_index, "counts every use|no pages at present"),
     (preempted_requests_starve, "wait for ever"),
 )
