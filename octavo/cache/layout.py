@@ -112,10 +112,11 @@ class GroupLayout:
 
         It does where no block begins inside a unit, and nothing is handed back there.
         """
-        law = self.group.law
-        return self.block_tokens % unit == 0 and (
-            law.next_release(0) is None or law.alignment % unit == 0
-        )
+        return _reaches_back(self.group.law, self.block_tokens, unit)
+
+
+def _reaches_back(law: Law, block_tokens: int, unit: int) -> bool:
+    return block_tokens % unit == 0 and (law.next_release(0) is None or law.alignment % unit == 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -291,7 +292,7 @@ def _choose(group: Group, profile: Profile, hash_unit: int, max_model_len: int) 
         sizes = _candidates(
             group.stride, hash_unit, min(max_model_len, law.span, profile.bounded_tokens)
         )
-        best = min(sizes, key=lambda size: (_ring_cost(group, size, profile), -size))
+        best = min(sizes, key=lambda size: (_ring_cost(group, size, profile, hash_unit), -size))
     return _Choice(
         group=group, block_tokens=best, smaller=tuple(size for size in sizes if size < best)
     )
@@ -325,11 +326,17 @@ def _head_bytes(group: Group, block_tokens: int) -> int:
     )
 
 
-def _ring_cost(group: Group, block_tokens: int, profile: Profile) -> float:
-    """Bytes one request keeps of a bounded group, times what kernels lose to small blocks."""
+def _ring_cost(group: Group, block_tokens: int, profile: Profile, hash_unit: int) -> float:
+    """Bytes one request keeps of a bounded group, times what kernels lose to small blocks.
+
+    A ring that does not reach back to the last whole hash unit is there twice while its request
+    decodes: what resuming needs is kept beside it, and its pages change with every unit.
+    """
     fixed, turning = group.table_columns(block_tokens)
     assert fixed is not None
     ring = (fixed + turning) * group.page_format(block_tokens).page_bytes
+    if not _reaches_back(group.law, block_tokens, hash_unit):
+        ring *= 2
     return ring * (1 + profile.small_penalty * max(0, profile.kernel_tokens / block_tokens - 1))
 
 
