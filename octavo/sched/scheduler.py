@@ -26,6 +26,7 @@ from octavo.base import CapacityError, ConfigError, Handling, note_handled
 from octavo.cache.layout import CacheLayout
 from octavo.cache.manager import Admission, KVCacheManager, Lookup
 from octavo.cache.report import HitExplanation, MissCause
+from octavo.sched.lanes import Crew, Lanes
 from octavo.sched.request import FinishReason, Request, RequestState, branch_id
 from octavo.sched.step import StepPlan, StepResult, TokenLogprobs
 
@@ -65,37 +66,41 @@ class _Queued:
     while it runs.
     """
 
-    __slots__ = ("arrival", "cold", "place", "request", "row", "stay", "waited")
+    __slots__ = ("arrival", "cold", "place", "request", "row", "waited")
 
     def __init__(self, request: Request, arrival: int) -> None:
         self.request, self.arrival = request, arrival
         self.place = (-request.priority, arrival, request.branch)
         # What is found in the cache cannot be scored.
-        self.waited, self.cold, self.stay, self.row = 0, request.to_score > 0, 0, -1
+        self.waited, self.cold, self.row = 0, request.to_score > 0, -1
 
     def __lt__(self, other: _Queued) -> bool:
         return self.place < other.place
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class _Part:
-    """Tokens ``[start, stop)`` of a request in a step. ``stay`` counts its admissions: a receipt of
-    an earlier stay is void.
-    """
+    """Tokens ``[start, stop)`` of a request in a step."""
 
     queued: _Queued
-    row: int
     start: int
     stop: int
-    stay: int
-
-    @property
-    def void(self) -> bool:
-        """Has the request lost its pages or ended since?"""
-        return self.queued.request.finished or self.queued.stay != self.stay
 
 
-def _special(parts: Sequence[_Part]) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Parts:
+    """What a step computes: tokens ``[start[i], stop[i])`` of ``queued[i]`` in row ``rows[i]``. All
+    arrays int64 [R]. ``stay``: as in ``Lanes``, when the step was planned.
+    """
+
+    queued: Sequence[_Queued]
+    rows: np.ndarray
+    start: np.ndarray
+    stop: np.ndarray
+    stay: np.ndarray
+
+
+def _special(parts: _Parts) -> dict[str, Any]:
     """What a plan says of the few requests whose sampling depends on what came before: fields of
     ``StepPlan``.
     """
@@ -103,14 +108,15 @@ def _special(parts: Sequence[_Part]) -> dict[str, Any]:
     history: dict[int, tuple[np.ndarray, np.ndarray]] = {}
     barred: dict[int, tuple[int, ...]] = {}
     scored: dict[int, np.ndarray] = {}
-    for index, part in enumerate(parts):
-        request, prompt = part.queued.request, len(part.queued.request.prompt_token_ids)
+    starts, stops = parts.start.tolist(), parts.stop.tolist()
+    for index, queued in enumerate(parts.queued):
+        request, prompt = queued.request, len(queued.request.prompt_token_ids)
         if request.plain:
             continue
-        last = min(part.stop + 1, prompt)
+        last = min(stops[index] + 1, prompt)
         if request.to_score and last - 1 > len(request.scored):
-            scored[index] = request.token_ids(part.start + 1, last)
-        if part.stop < request.num_tokens:
+            scored[index] = request.token_ids(starts[index] + 1, last)
+        if stops[index] < request.num_tokens:
             continue
         if not request.branch and not request.output_token_ids and request.params.n > 1:
             forks[index] = tuple(
@@ -126,12 +132,12 @@ def _special(parts: Sequence[_Part]) -> dict[str, Any]:
     return {"forks": forks, "history": history, "barred": barred, "scored": scored}
 
 
-def _score(part: _Part, scores: Sequence[TokenLogprobs]) -> None:
-    """Add the logprobs of tokens from ``part.start + 1`` on; a prompt computed again brings some
-    for a second time.
+def _score(request: Request, start: int, scores: Sequence[TokenLogprobs]) -> None:
+    """Add the logprobs of tokens from ``start + 1`` on; a prompt computed again brings some for a
+    second time.
     """
-    known = part.queued.request.scored
-    known += scores[len(known) - part.start :]
+    known = request.scored
+    known += scores[len(known) - start :]
 
 
 class Scheduler:
@@ -163,7 +169,8 @@ class Scheduler:
         self._requests: dict[str, _Queued] = {}
         self._waiting: list[_Queued] = []
         self._running: list[_Queued] = []
-        self._in_flight: list[tuple[StepPlan, list[_Part]]] = []
+        self._lanes = Lanes(options.max_num_seqs)
+        self._in_flight: list[tuple[StepPlan, _Parts]] = []
         self._explanations: dict[str, HitExplanation] = {}
         self.num_preemptions = 0
 
@@ -272,17 +279,69 @@ class Scheduler:
         """Plan the next step; None where nothing can run before another receipt (or at all)."""
         step = next(self._steps)
         parts = self._continue_running(step, self.max_num_batched_tokens)
-        budget = self.max_num_batched_tokens - sum(part.stop - part.start for part in parts)
-        parts += self._start_waiting(step, budget)
-        return self._plan(step, parts) if parts else None
+        budget = self.max_num_batched_tokens - int((parts.stop - parts.start).sum())
+        if self._waiting and (more := self._start_waiting(step, budget, bool(len(parts.rows)))):
+            parts = self._join(parts, more)
+        return self._plan(step, parts) if len(parts.rows) else None
 
-    def _continue_running(self, step: int, budget: int) -> list[_Part]:
-        parts: list[_Part] = []
-        running = list(self._running)
-        rows = np.array([queued.row for queued in running], np.int64)
-        starts = self.cache.scheduled_tokens(rows)
-        left = np.array([queued.request.num_tokens for queued in running], np.int64) - starts
-        planned, asked = np.zeros(len(running), bool), 0
+    def _join(self, parts: _Parts, more: Sequence[_Part]) -> _Parts:
+        rows = np.array([part.queued.row for part in more], np.int64)
+        return _Parts(
+            queued=[*parts.queued, *(part.queued for part in more)],
+            rows=np.concatenate([parts.rows, rows]),
+            start=np.append(parts.start, np.array([part.start for part in more], np.int64)),
+            stop=np.append(parts.stop, np.array([part.stop for part in more], np.int64)),
+            stay=np.concatenate([parts.stay, self._lanes.stay[rows]]),
+        )
+
+    def _crew(self) -> Crew:
+        return self._lanes.crew([(queued.row, queued.request) for queued in self._running])
+
+    def _continue_running(self, step: int, budget: int) -> _Parts:
+        """The next tokens of running requests. Single tokens of all of them, which is nearly every
+        step, are planned together.
+        """
+        rows = self._crew().rows
+        start = self.cache.scheduled_tokens(rows)
+        left = self._lanes.known[rows] - start
+        planned = np.zeros(len(rows), bool)
+        if left.max(initial=0) <= 1 and len(rows) <= budget:
+            single = left == 1
+            # Nothing is left of the others while their next token is being sampled.
+            at = slice(None) if single.all() else single.nonzero()[0]
+            planned[at] = self.cache.decode(rows[at], step)
+            if np.array_equal(planned, single):
+                running = (
+                    self._running
+                    if isinstance(at, slice)
+                    else [self._running[index] for index in at.tolist()]
+                )
+                rows, start = rows[at], start[at]
+                return _Parts(
+                    queued=list(running),
+                    rows=rows,
+                    start=start,
+                    stop=start + 1,
+                    stay=self._lanes.stay[rows],
+                )
+            return self._continue_each(step, budget, rows, start, left, planned, asked=len(rows))
+        return self._continue_each(step, budget, rows, start, left, planned, asked=0)
+
+    def _continue_each(
+        self,
+        step: int,
+        budget: int,
+        rows: np.ndarray,
+        starts: np.ndarray,
+        left: np.ndarray,
+        planned: np.ndarray,
+        *,
+        asked: int,
+    ) -> _Parts:
+        """One running request after another. planned: bool [R], those whose single token has been
+        planned, of the first ``asked``.
+        """
+        running, parts = list(self._running), []
         for index, (queued, start, rest) in enumerate(
             zip(running, starts.tolist(), left.tolist(), strict=True)
         ):
@@ -302,11 +361,10 @@ class Scheduler:
                 with Handling(queued.request.request_id):
                     if not self._make_room(queued, stop, step):
                         continue
-            parts.append(
-                _Part(queued=queued, row=queued.row, start=start, stop=stop, stay=queued.stay)
-            )
+            parts.append(_Part(queued=queued, start=start, stop=stop))
             budget -= stop - start
-        return parts
+        none = np.zeros(0, np.int64)
+        return self._join(_Parts(queued=(), rows=none, start=none, stop=none, stay=none), parts)
 
     def _make_room(self, queued: _Queued, stop: int, step: int) -> bool:
         """Extend a running request, preempting those behind it if it must be. False where it has to
@@ -332,13 +390,15 @@ class Scheduler:
         with Handling(queued.request.request_id):
             self._running.remove(queued)
             self.cache.free(queued.request, in_flight=self._is_in_flight(queued), publish=publish)
-        queued.request.state, queued.stay = RequestState.WAITING, queued.stay + 1
+            self._lanes.leave(queued.row)
+        queued.request.state = RequestState.WAITING
         queued.cold = cold or queued.request.to_score > 0
         queued.request.num_preemptions += 1
         self.num_preemptions += 1
         insort(self._waiting, queued)
 
-    def _start_waiting(self, step: int, budget: int) -> list[_Part]:
+    def _start_waiting(self, step: int, budget: int, busy: bool) -> list[_Part]:
+        """First tokens of waiting requests. busy: the step has parts already."""
         parts: list[_Part] = []
         for queued in list(self._waiting):
             if not budget or len(self._running) >= self.max_num_seqs:
@@ -346,7 +406,8 @@ class Scheduler:
             with Handling(queued.request.request_id):
                 found = self.cache.lookup(queued.request)
                 patient = not queued.cold and queued.waited < MAX_WAIT_STEPS
-                if found.promised and patient and (parts or self._in_flight or self._running):
+                others = busy or parts or self._in_flight or self._running
+                if found.promised and patient and others:
                     queued.waited += 1
                     continue
                 part = self._start(queued, found, step, budget)
@@ -379,6 +440,7 @@ class Scheduler:
         self._waiting.remove(queued)
         insort(self._running, queued)
         request.state, queued.row = RequestState.RUNNING, self.cache.row(request)
+        self._lanes.enter(queued.row, request)
         if not request.num_preemptions:
             request.num_cached_tokens = start
             if cold:
@@ -387,41 +449,57 @@ class Scheduler:
             self._explanations[request.request_id] = explanation
             if len(self._explanations) > MAX_EXPLANATIONS:
                 del self._explanations[next(iter(self._explanations))]
-        return _Part(queued=queued, row=queued.row, start=start, stop=stop, stay=queued.stay)
+        return _Part(queued=queued, start=start, stop=stop)
 
-    def _plan(self, step: int, parts: list[_Part]) -> StepPlan:
-        requests = [part.queued.request for part in parts]
-        start = np.array([part.start for part in parts], np.int32)
-        stop = np.array([part.stop for part in parts], np.int32)
-        query_start = np.concatenate([[0], np.cumsum(stop - start)]).astype(np.int32)
-        groups, copies = self.cache.take_step(
-            np.array([part.row for part in parts]), start.astype(np.int64), query_start
-        )
+    def _plan(self, step: int, parts: _Parts) -> StepPlan:
+        rows, start, stop = parts.rows, parts.start, parts.stop
+        known, crew = self._lanes.known[rows], self._crew()
+        lengths = stop - start
+        query_start = np.zeros(len(rows) + 1, np.int32)
+        np.cumsum(lengths, out=query_start[1:])
+        groups, copies = self.cache.take_step(rows, start, query_start)
+        if query_start[-1] == len(rows):
+            ends = stop == known
+            token_ids = self._lanes.last[rows]
+            if not ends.all():
+                # Of a prompt that is computed token by token, the last token is another one.
+                for index in np.flatnonzero(~ends).tolist():
+                    request, at = parts.queued[index].request, int(start[index])
+                    token_ids[index] = request.token_ids(at, at + 1)[0]
+        else:
+            token_ids = np.concatenate(
+                [
+                    queued.request.token_ids(first, last)
+                    for queued, first, last in zip(
+                        parts.queued, start.tolist(), stop.tolist(), strict=True
+                    )
+                ]
+            )
+        whole = len(rows) == len(crew.rows) and np.array_equal(rows, crew.rows)
+        requests = [queued.request for queued in parts.queued] if not whole else ()
         plan = StepPlan(
             step=step,
-            request_ids=tuple(request.request_id for request in requests),
-            token_ids=np.concatenate(
-                [part.queued.request.token_ids(part.start, part.stop) for part in parts]
-            ),
+            request_ids=crew.ids if whole else tuple(one.request_id for one in requests),
+            token_ids=token_ids,
             query_start=query_start,
-            start=start,
-            stop=stop,
-            samples=stop == np.array([request.num_tokens for request in requests]),
-            sampling=tuple(request.params for request in requests),
-            output_len=np.array([len(request.output_token_ids) for request in requests], np.int32),
-            branch=np.array([request.branch for request in requests], np.int32),
+            start=start.astype(np.int32),
+            stop=stop.astype(np.int32),
+            samples=stop == known,
+            sampling=crew.sampling if whole else tuple(one.params for one in requests),
+            output_len=(known - self._lanes.prompt[rows]).astype(np.int32),
+            branch=crew.branch if whole else np.array([one.branch for one in requests], np.int32),
             groups=groups,
             copies=copies,
-            **_special(parts),
+            **({} if crew.plain else _special(parts)),
         )
         self._in_flight.append((plan, parts))
         return plan
 
     def _is_in_flight(self, queued: _Queued) -> bool:
+        row = queued.row
         return any(
-            part.queued is queued and part.stay == queued.stay
+            bool(((parts.rows == row) & (parts.stay == self._lanes.stay[row])).any())
             for _, parts in self._in_flight
-            for part in parts
         )
 
     # -- receipts ----------------------------------------------------------------------------------
@@ -436,37 +514,54 @@ class Scheduler:
         if result.failed:
             self._fail(plan, parts)
             return []
-        ended = self._end_invalid(parts, result.invalid) if result.invalid else []
-        valid = np.array([not part.void for part in parts])
-        rows = np.array([part.row for part in parts])[valid]
-        self.cache.commit(rows, plan.stop[valid].astype(np.int64))
+        ended = self._end_invalid(plan, parts, result.invalid) if result.invalid else []
+        # Void is what belongs to a request that has lost its pages or ended since.
+        valid = self._lanes.stay[parts.rows] == parts.stay
+        every = bool(valid.all())
+        rows, stop = (parts.rows, parts.stop) if every else (parts.rows[valid], parts.stop[valid])
+        self.cache.commit(rows, stop)
         for index in [index for index in plan.scored if valid[index]]:
             with Handling(plan.request_ids[index]):
-                _score(parts[index], result.scored[plan.request_ids[index]])
-        changed: list[_Queued] = []
-        for index in np.flatnonzero(valid & plan.samples).tolist():
-            changed.append(queued := parts[index].queued)
-            for branch in range(1, len(plan.forks.get(index, ())) + 1):
-                with Handling(queued.request.request_id):
-                    changed.append(self._fork(queued, branch))
-        for queued in changed:
+                scores = result.scored[plan.request_ids[index]]
+                _score(parts.queued[index].request, int(parts.start[index]), scores)
+        changed = self._sampled(plan, parts, valid & plan.samples)
+        tokens = [result.tokens[queued.request.request_id] for queued in changed]
+        grown = np.array([queued.row for queued in changed], np.int64)
+        placed = grown >= 0
+        self._lanes.append(grown[placed], np.array(tokens, np.int32)[placed])
+        for queued, token in zip(changed, tokens, strict=True):
             # Of every request in every step: a block of ``Handling`` would cost more than this.
             try:
-                self._accept(queued, result)
+                self._accept(queued, token, result)
             except BaseException as error:
                 note_handled(error, queued.request.request_id)
                 raise
         self.cache.receive(result.step)
         return [queued.request for queued in (*ended, *changed)]
 
-    def _end_invalid(self, parts: Sequence[_Part], invalid: frozenset[str]) -> list[_Queued]:
+    def _sampled(self, plan: StepPlan, parts: _Parts, samples: np.ndarray) -> list[_Queued]:
+        """Requests that have got a token, those that fork from them included."""
+        if samples.all() and not plan.forks:
+            return list(parts.queued)
+        changed: list[_Queued] = []
+        for index in np.flatnonzero(samples).tolist():
+            changed.append(queued := parts.queued[index])
+            for branch in range(1, len(plan.forks.get(index, ())) + 1):
+                with Handling(queued.request.request_id):
+                    changed.append(self._fork(queued, branch))
+        return changed
+
+    def _end_invalid(self, plan: StepPlan, parts: _Parts, invalid: frozenset[str]) -> list[_Queued]:
         """End requests whose numbers are none, and forget what is cached: nobody can say since when
         the numbers were wrong.
         """
+        valid = self._lanes.stay[parts.rows] == parts.stay
         ended = [
-            part.queued
-            for part in parts
-            if part.queued.request.request_id in invalid and not part.void
+            queued
+            for name, queued, counts in zip(
+                plan.request_ids, parts.queued, valid.tolist(), strict=True
+            )
+            if counts and name in invalid
         ]
         for queued in ended:
             self._finish(queued, FinishReason.ERROR, publish=False)
@@ -481,29 +576,24 @@ class Scheduler:
         queued = self._requests[request.request_id] = _Queued(request, source.arrival)
         if self.cache.fork(source.request, request):
             request.state, queued.row = RequestState.RUNNING, self.cache.row(request)
+            self._lanes.enter(queued.row, request)
             insort(self._running, queued)
         else:
             insort(self._waiting, queued)
         return queued
 
-    def _accept(self, queued: _Queued, result: StepResult) -> None:
-        request, params = queued.request, queued.request.params
-        token, may_end = (
-            result.tokens[request.request_id],
-            len(request.output_token_ids) >= params.min_tokens,
-        )
+    def _accept(self, queued: _Queued, token: int, result: StepResult) -> None:
+        request = queued.request
+        params, made = request.params, len(request.output_token_ids)
         request.append(token)
         if params.logprobs is not None:
             request.logprobs.append(result.logprobs[request.request_id])
         ends = token in params.stop_token_ids or (
             token in request.eos_token_ids and not params.ignore_eos
         )
-        if ends and may_end:
+        if ends and made >= params.min_tokens:
             self._finish(queued, FinishReason.STOP)
-        elif (
-            len(request.output_token_ids) == params.max_tokens
-            or request.num_tokens >= self.max_model_len
-        ):
+        elif made + 1 == params.max_tokens or request.num_tokens >= self.max_model_len:
             self._finish(queued, FinishReason.LENGTH)
 
     def _finish(self, queued: _Queued, reason: FinishReason, *, publish: bool = True) -> None:
@@ -512,16 +602,18 @@ class Scheduler:
             self._running.remove(queued)
             in_flight = self._is_in_flight(queued)
             self.cache.free(request, in_flight=in_flight, publish=publish)
+            self._lanes.leave(queued.row)
         else:
             self._waiting.remove(queued)
         del self._requests[request.request_id]
         request.state, request.finish_reason = RequestState.FINISHED, reason
 
-    def _fail(self, plan: StepPlan, parts: Sequence[_Part]) -> None:
+    def _fail(self, plan: StepPlan, parts: _Parts) -> None:
         """A step went wrong: nothing it wrote can be trusted, so its requests start again; nor can
         pages it was to copy.
         """
-        lost = [part.queued for part in parts if not part.void]
+        valid = self._lanes.stay[parts.rows] == parts.stay
+        lost = [parts.queued[index] for index in np.flatnonzero(valid).tolist()]
         for queued in list(self._running) if plan.copies else lost:
             self._preempt(queued, publish=False)
         if plan.copies:
@@ -533,4 +625,5 @@ class Scheduler:
         assert self._waiting == sorted(self._waiting) and self._running == sorted(self._running)
         assert len(self._requests) == len(self._waiting) + len(self._running)
         assert all(self.cache.running(queued.request) for queued in self._running)
+        self._lanes.check([(queued.row, queued.request) for queued in self._running])
         self.cache.check()
