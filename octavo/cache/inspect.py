@@ -1,8 +1,8 @@
 """What a cache looks like from outside: every slab and page, every group, what each request holds.
 
-Owns ``inspect``, its snapshot, and ``count_pages`` for metrics. Only asks: nothing here changes a
-cache. Knows no tensors, no clock and no JSON; snapshots are of plain numbers, strings and tuples,
-so that ``json.dumps(snapshot, default=vars)`` is JSON.
+Owns ``inspect``, its snapshot, and ``count_pages`` and ``count_bytes`` for metrics. Only asks:
+nothing here changes a cache. Knows no tensors, no clock and no JSON; snapshots are of plain
+numbers, strings and tuples, so that ``json.dumps(snapshot, default=vars)`` is JSON.
 """
 
 from __future__ import annotations
@@ -181,6 +181,18 @@ class PageCounts:
     evicted_nodes: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class ByteCounts:
+    """Bytes of pages by state, of ``total`` bytes in slabs. What is not held, cached or in limbo is
+    free, or lost to the tails of slabs.
+    """
+
+    held: int
+    cached: int
+    limbo: int
+    total: int
+
+
 def inspect(manager: KVCacheManager, *, max_pages: int = MAX_PAGES) -> CacheSnapshot:
     """Look at everything. To be called between steps, by whoever runs them; costs O(pages), and
     changes nothing.
@@ -232,6 +244,20 @@ def count_pages(manager: KVCacheManager) -> PageCounts:
         compactions=coordinator.compactions,
         moved_pages=coordinator.moved_pages,
         evicted_nodes=coordinator.index.evicted_nodes,
+    )
+
+
+def count_bytes(manager: KVCacheManager) -> ByteCounts:
+    """How full a cache is. O(buckets)."""
+    arena, pool = manager.layout.arena, manager.coordinator.pool
+    counts = [pool.counts(bucket) for bucket in range(len(arena.page_units))]
+    sizes = [units * arena.unit_bytes for units in arena.page_units]
+    pairs = list(zip(counts, sizes, strict=True))
+    return ByteCounts(
+        held=sum(count.held * size for count, size in pairs),
+        cached=sum(count.cached * size for count, size in pairs),
+        limbo=sum(count.limbo * size for count, size in pairs),
+        total=arena.num_slabs * arena.slab_units * arena.unit_bytes,
     )
 
 

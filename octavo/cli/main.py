@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from octavo import __version__
-from octavo.base import OctavoError
+from octavo.base import ConfigError, OctavoError
 from octavo.cli.plan import explain, plan
 
 app = typer.Typer(
@@ -304,7 +304,9 @@ def demo(
 
 @app.command()
 def sim(
-    seed: Annotated[int, typer.Option(help="First seed.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="First seed; with --trace, of the prefix index's keys.")
+    ] = 0,
     count: Annotated[int, typer.Option(help="How many seeds to run, from --seed on.", min=1)] = 1,
     steps: Annotated[
         int | None,
@@ -313,18 +315,146 @@ def sim(
     model: Annotated[
         str | None,
         typer.Option(
-            help="A toy model's name or a config.json. Default: drawn from the seed.",
+            "--model",
+            "--config",
+            help="A config.json or its directory; without --trace also a toy model's name, which by"
+            " default is drawn from the seed.",
             show_default=False,
         ),
     ] = None,
+    trace: Annotated[
+        str | None,
+        typer.Option(
+            help="Replay this traffic: a file, or a generator such as zipf:seed=3,requests=500"
+            " (uniform, zipf, scans, loops, sessions, agents, phases, salts).",
+            show_default=False,
+        ),
+    ] = None,
+    memory: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Memory for the cache, such as 80GiB; may be repeated. Default: 80GiB.",
+            show_default=False,
+        ),
+    ] = None,
+    eviction: Annotated[
+        list[str] | None,
+        typer.Option(help="Eviction policy; may be repeated. Default: lru.", show_default=False),
+    ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(help="Most requests of the trace.", show_default=False, min=1),
+    ] = None,
+    block_size: Annotated[
+        int, typer.Option(help="Tokens that one of a trace's hash ids stands for.", min=1)
+    ] = 512,
+    aligned: Annotated[
+        bool,
+        typer.Option("--align", help="Cut prompts to whole blocks and one token of their own."),
+    ] = False,
+    closed: Annotated[
+        int, typer.Option(help="Requests that are unfinished at any time.", min=1)
+    ] = 8,
+    arrivals: Annotated[
+        bool,
+        typer.Option("--open", help="Let requests arrive when the trace says, whatever --closed."),
+    ] = False,
+    speed: Annotated[
+        float, typer.Option(help="With --open: they arrive so many times as fast.")
+    ] = 1.0,
+    step_ms: Annotated[
+        float, typer.Option(help="Milliseconds that every step takes.", min=0)
+    ] = 10.0,
+    step_rate: Annotated[
+        float, typer.Option(help="Tokens a second that a step computes besides.")
+    ] = 20_000.0,
+    max_running: Annotated[
+        int | None,
+        typer.Option(
+            help="Most requests in a step. Default: --closed, or 256 with --open.",
+            show_default=False,
+            min=1,
+        ),
+    ] = None,
+    budget: Annotated[int, typer.Option(help="Most tokens computed in a step.", min=1)] = 8192,
+    checkpoint_interval: Annotated[
+        int | None,
+        typer.Option(help="Tokens between regular resume points.", show_default=False, min=1),
+    ] = None,
+    max_model_len: Annotated[
+        int | None,
+        typer.Option(help="Longest request. Default: the model's limit.", show_default=False),
+    ] = None,
+    profile: Annotated[
+        str, typer.Option(help="Whose kernels decide block sizes: cpu or gpu.")
+    ] = "gpu",
+    kv_dtype: Annotated[str, typer.Option(help="bf16, fp16, fp32 or fp8.")] = "bf16",
+    indexer_dtype: Annotated[
+        str | None,
+        typer.Option(help="Of index keys. Default: as --kv-dtype.", show_default=False),
+    ] = None,
+    state_dtype: Annotated[
+        str, typer.Option(help="Of recurrent states and compressors: fp32 or bf16.")
+    ] = "fp32",
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Verify every read and write of the replay. Slow."),
+    ] = False,
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            help="Replays at once. Default: as many as processors.", show_default=False, min=1
+        ),
+    ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(help="Write one self-contained page of the replay.", show_default=False),
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Run the real scheduler and cache against a simulated device that checks every read and
-    write.
+    """Run the real scheduler and cache without a model: seeds of a simulated device that fails, or,
+    with --trace, traffic of yours, to see what a cache of some size would spare.
     """
-    from octavo.cli.sim import run
+    if trace is None:
+        from octavo.cli.sim import run
 
-    run(first=seed, count=count, steps=steps, model=model, json=json)
+        for option, given in (("memory", memory), ("eviction", eviction), ("html", html)):
+            if given:
+                raise ConfigError(f"{option} is about traffic: give --trace as well")
+        run(first=seed, count=count, steps=steps, model=model, json=json)
+        return
+    from octavo.cli import trace as command
+    from octavo.sim.replay import Load
+
+    if model is None:
+        raise ConfigError("trace needs a model: give --config with the path of a config.json")
+    command.run(
+        source=command.Source(trace=trace, block_size=block_size, aligned=aligned, limit=limit),
+        cache=command.Cache(
+            config=model,
+            profile=profile,
+            kv_dtype=kv_dtype,
+            indexer_dtype=indexer_dtype,
+            state_dtype=state_dtype,
+            max_model_len=max_model_len,
+        ),
+        load=Load(
+            closed=None if arrivals else closed,
+            speed=speed,
+            max_running=max_running,
+            max_num_batched_tokens=budget,
+            step_seconds=step_ms / 1000,
+            tokens_per_second=step_rate,
+            checkpoint_interval=checkpoint_interval,
+            hash_seed=seed,
+        ),
+        memory=memory or (),
+        eviction=eviction or (),
+        check=check,
+        processes=processes,
+        json=json,
+        html=html,
+    )
 
 
 app.command()(plan)

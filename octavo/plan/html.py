@@ -1,7 +1,8 @@
 """Plans as one page of HTML that needs nothing else: no script, no font, no picture from elsewhere.
 
-Owns the page: layer map and stacked areas as inline SVG, and the tables. Knows plans only; all text
-is escaped.
+Owns the page: layer map and stacked areas as inline SVG, and the tables; and what other pages of
+this kind have in common with it: ``document``, ``table``, ``legend``. Knows plans only; all text is
+escaped.
 """
 
 from __future__ import annotations
@@ -50,13 +51,18 @@ WIDTH, HEIGHT, LEFT, BOTTOM = 900, 320, 80, 30
 
 
 def page(plans: Sequence[Plan]) -> str:
-    """The whole page."""
+    """The page of some plans."""
     title = ", ".join(plan.model for plan in plans)
-    body = "\n".join(part for plan in plans for part in _plan(plan))
+    return document(f"Cache plan: {title}", (part for plan in plans for part in _plan(plan)))
+
+
+def document(title: str, parts: Iterable[str]) -> str:
+    """A page of parts that are HTML already."""
+    body = "\n".join(parts)
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport"'
-        ' content="width=device-width"><title>Cache plan:'
-        f" {escape(title)}</title><style>{STYLE}</style></head>\n<body>\n{body}\n</body></html>\n"
+        f' content="width=device-width"><title>{escape(title)}</title><style>{STYLE}</style>'
+        f"</head>\n<body>\n{body}\n</body></html>\n"
     )
 
 
@@ -75,7 +81,7 @@ def _plan(plan: Plan) -> Iterator[str]:
         " on.</p>"
     )
     yield f"<h2>Layers</h2>{_layer_map(plan)}"
-    yield _table(
+    yield table(
         ("layers", "kind", "remembers", "decided by"),
         (),
         (
@@ -89,9 +95,9 @@ def _plan(plan: Plan) -> Iterator[str]:
 
 def _tables(plan: Plan) -> Iterator[str]:
     yield "<h2>In numbers</h2>"
-    yield _table(("what",), ("how much",), numbers(plan))
+    yield table(("what",), ("how much",), numbers(plan))
     yield "<h2>Lengths</h2>"
-    yield _table(
+    yield table(
         (),
         (
             "tokens",
@@ -113,7 +119,7 @@ def _tables(plan: Plan) -> Iterator[str]:
         ),
     )
     yield "<h2>Groups</h2>"
-    yield _table(
+    yield table(
         ("law", "streams"),
         ("layers", "block tokens", "page", "bucket", "pages at most"),
         (
@@ -132,14 +138,14 @@ def _tables(plan: Plan) -> Iterator[str]:
     yield f"<h2>The arena, full of requests of {plan.context:,} tokens</h2>"
     parts = ((words, getattr(plan.waste, name)) for name, words in WASTE.items())
     total = plan.waste.total
-    yield _table(
+    yield table(
         ("bytes for",),
         ("bytes", "part"),
         ((words, format_size(n), f"{n / total:.2%}") for words, n in parts),
     )
 
 
-def _table(left: Sequence[str], right: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(left: Sequence[str], right: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Columns of words, then columns of numbers."""
     classes = [""] * len(left) + [' class="n"'] * len(right)
 
@@ -160,7 +166,8 @@ def _table(left: Sequence[str], right: Sequence[str], rows: Iterable[Sequence[st
     )
 
 
-def _key(names: dict[str, str]) -> str:
+def legend(names: dict[str, str]) -> str:
+    """Names beside the colours that stand for them."""
     return (
         '<p class="key">'
         + "".join(f'<i style="background:{c}"></i>{escape(name)}' for name, c in names.items())
@@ -196,7 +203,7 @@ def _layer_map(plan: Plan, *, per_row: int = 32, cell: int = 26) -> str:
         ),
     }
     size = f'viewBox="0 0 {per_row * cell} {rows * cell}" width="{per_row * cell}"'
-    return f'<svg {size} role="img" aria-label="layer map">{"".join(cells)}</svg>{_key(key)}'
+    return f'<svg {size} role="img" aria-label="layer map">{"".join(cells)}</svg>{legend(key)}'
 
 
 def _areas(plan: Plan) -> str:
@@ -237,7 +244,7 @@ def _areas(plan: Plan) -> str:
         f'<text x="{x(n):.1f}" y="{HEIGHT + 20}" text-anchor="middle">{n:,}</text>' for n in ticks
     ]
     size = f'viewBox="0 0 {WIDTH + 40} {HEIGHT + BOTTOM}" width="{WIDTH + 40}"'
-    key = _key({name: COLOURS[index % len(COLOURS)] for index, name in enumerate(names)})
+    key = legend({name: COLOURS[index % len(COLOURS)] for index, name in enumerate(names)})
     return (
         f'<svg {size} role="img" aria-label="bytes by kind over context'
         f' length">{"".join(shapes)}</svg>{key}'

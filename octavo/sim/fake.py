@@ -50,9 +50,8 @@ class Truth:
     """All tokens a request will ever have, known without any cache.
 
     The sampled token after n tokens is a function of their hash, of ``params.seed`` and of the
-    branch over ``vocab_size``
-    tokens. Records are a function of tokens only: branches of one prompt have its records in
-    common.
+    branch over ``vocab_size`` tokens, unless ``answer`` tells it. Records are a function of tokens
+    only: branches of one prompt have its records in common.
     """
 
     prompt: tuple[int, ...]
@@ -61,6 +60,7 @@ class Truth:
     vocab_size: int
     branch: int = 0
     ends: frozenset[int] = frozenset()
+    answer: Sequence[int] = ()
     tokens: list[int] = field(default_factory=list)
     records: list[Record] = field(default_factory=list)
 
@@ -83,6 +83,9 @@ class Truth:
             self._append(self._sample())
 
     def _sample(self) -> int:
+        place = len(self.tokens) - len(self.prompt)
+        if place < len(self.answer):
+            return self.answer[place]
         made = mix(self.records[-1][1], self.params.seed or 0)
         return (mix(made, self.branch) if self.branch else made) % self.vocab_size
 
@@ -282,10 +285,13 @@ class FakeRunner:
         *,
         branch: int = 0,
         ends: frozenset[int] = frozenset(),
+        answer: Sequence[int] = (),
     ) -> Truth:
         """Tell the runner of a request before its first step; of a fork, whose first token its
-        parent's step makes, before its
-        second token. ends: tokens that would end its text.
+        parent's step makes, before its second token.
+
+        ends: tokens that would end its text. answer: its first tokens behind the prompt, where they
+        are known; the others are made up.
         """
         truth = Truth(
             prompt=tuple(prompt),
@@ -294,6 +300,7 @@ class FakeRunner:
             vocab_size=self.vocab_size,
             branch=branch,
             ends=ends,
+            answer=answer,
         )
         self.truths[request_id] = truth
         return truth
