@@ -143,7 +143,8 @@ class World:
         self.flights: deque[_Flight] = deque()
         self.tally = _Tally()
         self._digest, self._outcome = blake2b(digest_size=16), blake2b(digest_size=16)
-        self.scheduler.cache.coordinator.index.on_evict = self._note_eviction
+        self._evicted: list[bytes] = []
+        self.scheduler.cache.coordinator.index.on_evict = self._evicted.append
 
     # -- one tick ----------------------------------------------------------------------------------
 
@@ -317,10 +318,11 @@ class World:
         self._digest.update(repr(facts).encode())
 
     def _note_outcome(self, *facts: object) -> None:
+        """Note what has been evicted since the last note, and then ``facts``."""
+        for key in self._evicted:
+            self._outcome.update(repr(("evict", key.hex())).encode())
+        self._evicted.clear()
         self._outcome.update(repr(facts).encode())
-
-    def _note_eviction(self, key: bytes) -> None:
-        self._note_outcome("evict", key.hex())
 
     def _note_plan(self, plan: StepPlan) -> None:
         self._note_outcome("step", plan.request_ids, plan.start.tolist(), plan.stop.tolist())

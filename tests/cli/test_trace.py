@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from octavo.cache.manager import KVCacheManager
+from octavo.cache.underway import StepUnderway
 from octavo.cli.main import main
 
 CONFIGS = Path(__file__).resolve().parent.parent / "data" / "configs"
@@ -66,7 +66,7 @@ def test_a_short_trace_with_every_access_checked(
 def test_a_cache_that_is_wrong_is_exit_code_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(KVCacheManager, "take_copies", lambda self: ())
+    monkeypatch.setattr(StepUnderway, "take_copies", lambda self: ())
     arguments = ("--trace", SMALL, "--config", MODEL, "--memory", "64MiB", "--check")
     assert octavo(*arguments) == 1
     assert "reads tokens" in capsys.readouterr().err

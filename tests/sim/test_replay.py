@@ -12,7 +12,7 @@ import pytest
 
 from octavo.base import ConfigError
 from octavo.cache.layout import CacheLayout
-from octavo.cache.manager import KVCacheManager
+from octavo.cache.underway import StepUnderway
 from octavo.sim.fake import Violation
 from octavo.sim.generate import GENERATORS, load_trace
 from octavo.sim.model import ToyGroup, toy_layout
@@ -162,7 +162,7 @@ def test_a_checked_run_reads_what_it_should_and_changes_nothing(name: str) -> No
 
 
 def test_a_checked_run_finds_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(KVCacheManager, "take_copies", lambda self: ())
+    monkeypatch.setattr(StepUnderway, "take_copies", lambda self: ())
     with pytest.raises(Violation, match="reads tokens"):
         replay(layout(slabs=30), traffic("zipf", 40), Load(closed=4), clock=float, check=True)
 
