@@ -78,6 +78,8 @@ class EngineConfig:
         none.
     seed: of requests that bring none. plugins: modules, or their names, with further kinds and
         families.
+    dump_dir: folder for what is left behind where the scheduler breaks; ``auto`` is octavo's own
+        below the user's state folder, ``none`` leaves nothing.
     """
 
     model: str
@@ -93,6 +95,7 @@ class EngineConfig:
     seed: int = 0
     device: str = "auto"
     plugins: tuple[ModuleType | str, ...] = ()
+    dump_dir: str = "auto"
 
     def __post_init__(self) -> None:
         self.validate()
@@ -112,6 +115,8 @@ class EngineConfig:
                 raise ConfigError(
                     f"{name} must be one of {', '.join(known)}, not {getattr(self, name)!r}"
                 )
+        if not self.dump_dir:
+            raise ConfigError("dump_dir must be a folder, auto or none, not an empty string")
         if not isinstance(self.seed, int):
             raise ConfigError(f"seed must be a whole number, not {self.seed!r}")
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):

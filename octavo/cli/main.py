@@ -56,6 +56,13 @@ KvCacheDtype = Annotated[
 IndexerCacheDtype = Annotated[
     str, typer.Option(help="Of index keys: auto (as the others), fp32, bf16, fp16, fp8 or fp4.")
 ]
+Dumps = Annotated[
+    str,
+    typer.Option(
+        help="Folder for what is left behind where the scheduler breaks; auto is octavo's own below"
+        " $XDG_STATE_HOME, none leaves nothing."
+    ),
+]
 Report = Annotated[
     bool,
     typer.Option(
@@ -198,6 +205,7 @@ def serve(
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of requests that bring none.")] = 0,
+    dump_dir: Dumps = "auto",
 ) -> None:
     """Serve a model over HTTP, with the OpenAI API."""
     from octavo.cli.serve import Options, run
@@ -226,6 +234,7 @@ def serve(
         enable_prefix_caching=prefix_caching,
         checkpoint_interval=checkpoint_interval,
         seed=seed,
+        dump_dir=dump_dir,
     )
 
 
@@ -398,7 +407,11 @@ def sim(
     ] = "fp32",
     check: Annotated[
         bool,
-        typer.Option("--check", help="Verify every read and write of the replay. Slow."),
+        typer.Option(
+            "--check",
+            help="With --trace: verify every read and write; with --replay: assert every invariant"
+            " after every call. Slow.",
+        ),
     ] = False,
     processes: Annotated[
         int | None,
@@ -410,11 +423,37 @@ def sim(
         Path | None,
         typer.Option(help="Write one self-contained page of the replay.", show_default=False),
     ] = None,
+    replay: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A dump that an engine left behind when its scheduler broke: make the same calls"
+            " again. Exits with 1 where it breaks again, with 0 where it does not.",
+            show_default=False,
+        ),
+    ] = None,
+    plugin: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="With --replay: a module with kinds that the dump's model has; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Run the real scheduler and cache without a model: seeds of a simulated device that fails, or,
-    with --trace, traffic of yours, to see what a cache of some size would spare.
+    """Run the real scheduler and cache without a model: seeds of a simulated device that fails;
+    with --trace, traffic of yours, to see what a cache of some size would spare; with --replay,
+    what an engine did before its scheduler broke.
     """
+    if replay is not None:
+        from octavo.cli.sim import replay as run_again
+
+        if trace is not None:
+            raise ConfigError("trace and replay are two things: give one of them")
+        run_again(replay, check=check, plugins=plugin or (), json=json)
+        return
+    if plugin:
+        raise ConfigError("plugin is about a dump: give --replay as well")
     if trace is None:
         from octavo.cli.sim import run
 

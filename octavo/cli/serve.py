@@ -68,12 +68,15 @@ def run(model: str, options: Options, **engine_options: Any) -> None:
         typer.echo(f"The cache has {format_size(memory)}; a request may have {longest:,} tokens.")
 
     listen(taken)
-    Server(app, engine, shutdown_timeout=options.shutdown_timeout, ready=ready).run(sockets=[taken])
+    server = Server(app, engine, shutdown_timeout=options.shutdown_timeout, ready=ready)
+    server.run(sockets=[taken])
     if not engine.stopped:
         # Nothing ends a thread that computes, and an interpreter that is torn down under it aborts.
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(0)
+        os._exit(int(server.failed))
+    if server.failed:
+        raise typer.Exit(1)
 
 
 def _read(path: Path) -> str:

@@ -1,4 +1,5 @@
-"""``octavo sim``: seeds of the simulator, one after another or on several processes.
+"""``octavo sim``: seeds of the simulator, one after another or on several processes; and what an
+engine recorded before its scheduler broke.
 
 Owns how results are shown. Imports no torch.
 """
@@ -7,17 +8,21 @@ from __future__ import annotations
 
 import json as jsonlib
 import os
+import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 
 import typer
 from rich.console import Console
 from rich.progress import track
 
-from octavo.sim import world
+from octavo.sim import again, world
+from octavo.spec.hf import find_families
 
 
 def run(*, first: int, count: int, steps: int | None, model: str | None, json: bool) -> None:
@@ -45,6 +50,47 @@ def run(*, first: int, count: int, steps: int | None, model: str | None, json: b
         typer.echo(" ".join(f"{name}={value}" for name, value in asdict(reports[0]).items()))
     else:
         _summary(reports)
+
+
+def replay(path: Path, *, check: bool, plugins: Sequence[str], json: bool) -> None:
+    """Ask a new scheduler what the dump's was asked. Exits with 1 and the traceback where it breaks
+    as well.
+    """
+    find_families(tuple(plugins))
+    record = again.read(path)
+    err = Console(stderr=True, soft_wrap=True, highlight=False)
+    with err.status("Replaying") if err.is_terminal else nullcontext():
+        found = again.replay(record, check=check)
+    recorded, error = record.failure, found.error
+    where = list(recorded.where[-1:]) or ["an unknown place"]
+    if json:
+        said = {
+            "octavo": record.octavo,
+            "recorded": {"type": recorded.type, "where": recorded.where},
+            "complete": record.complete,
+            "calls": len(record.calls.split()),
+            "made": found.calls,
+            "raised": None
+            if error is None
+            else {"type": type(error).__name__, "message": str(error)},
+        }
+        typer.echo(jsonlib.dumps(said))
+        raise typer.Exit(int(error is not None))
+    typer.echo(
+        f"recorded by octavo {record.octavo}: {recorded.type} at {where[0]}, after"
+        f" {len(record.calls.split()):,} calls about {len(record.requests):,} requests"
+    )
+    if not record.complete:
+        typer.echo(
+            f"The record is cut: {record.missing:,} earlier calls are missing, and it begins on an"
+            " empty cache. What depends on them does not show."
+        )
+    if error is None:
+        typer.echo(f"Nothing was raised in {found.calls:,} calls.")
+        return
+    typer.echo(f"Call {found.calls:,} raised:", err=True)
+    typer.echo("".join(traceback.format_exception(error)).rstrip(), err=True)
+    raise typer.Exit(1)
 
 
 def simulate(seed: int, *, steps: int, model: str | None) -> world.SimReport:

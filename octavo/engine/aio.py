@@ -24,6 +24,14 @@ from typing import Any, Protocol, Self, TypedDict, TypeVar, Unpack
 from octavo.base import ConfigError, OctavoError
 from octavo.engine import insight
 from octavo.engine.core import TokenEvent
+from octavo.engine.errors import (
+    EngineClosedError,
+    EngineDeadError,
+    InvalidNumbersError,
+    QueueFullError,
+    RequestFailedError,
+    StepFailedError,
+)
 from octavo.engine.insight import EngineCounters, Tally
 from octavo.engine.live import Live, Prompt
 from octavo.engine.llm import LLM
@@ -31,32 +39,18 @@ from octavo.engine.outputs import CompletionDelta, RequestDelta, RequestOutput
 from octavo.engine.text import Tokenizer
 from octavo.sched.sampling import SamplingParams
 
+__all__ = [
+    "AsyncLLM",
+    "EngineClosedError",
+    "EngineDeadError",
+    "InvalidNumbersError",
+    "QueueFullError",
+    "RequestFailedError",
+    "StepFailedError",
+]
+
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-
-
-class QueueFullError(OctavoError):
-    """As many requests wait as may. ``retry_after``: seconds after which trying again makes
-    sense.
-    """
-
-    def __init__(self, retry_after: float) -> None:
-        super().__init__(f"too many requests are waiting; try again in {retry_after:.0f} s")
-        self.retry_after = retry_after
-
-
-class EngineClosedError(OctavoError):
-    """The engine is shutting down: it takes nothing new, and what could not finish in time has been
-    ended.
-    """
-
-
-class EngineDeadError(OctavoError):
-    """The engine broke one of its own promises and has stopped; only a restart helps."""
-
-
-class StepFailedError(OctavoError):
-    """The step that computed this request crashed. The request is gone, the engine goes on."""
 
 
 class RequestOptions(TypedDict, total=False):
@@ -184,6 +178,7 @@ class AsyncLLM:
         self._closing = self._stopping = False
         self._ended: OctavoError | None = None
         self._look: Future[dict[str, Any]] | None = None
+        self._death: Future[None] = Future()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="octavo-engine", daemon=True)
         self._thread.start()
@@ -242,8 +237,8 @@ class AsyncLLM:
         the request.
 
         Raises at the first step ConfigError and CapacityError for what is wrong with the request,
-        QueueFullError where too many wait; at any step StepFailedError, EngineClosedError and
-        EngineDeadError.
+        QueueFullError where too many wait; at any step StepFailedError, RequestFailedError,
+        InvalidNumbersError, EngineClosedError and EngineDeadError.
         """
         async with self._session(prompt, params or SamplingParams(), options) as session:
             finished = False
@@ -266,7 +261,7 @@ class AsyncLLM:
 
     async def counters(self) -> EngineCounters:
         """Numbers for metrics, taken between two steps."""
-        return await self._call(lambda: insight.count(self._core.scheduler, self._tally))
+        return await self._call(lambda: insight.count(self._core.scheduler, self._sums()))
 
     async def snapshot(self) -> dict[str, Any]:
         """Everything about requests and cache, taken between two steps, for ``json.dumps(...,
@@ -276,9 +271,13 @@ class AsyncLLM:
         many who look cost no more than one.
         """
         if self._look is None or self._look.done():
-            self._look = self._post(lambda: insight.describe(self._core.scheduler, self._tally))
+            self._look = self._post(lambda: insight.describe(self._core.scheduler, self._sums()))
         found = await asyncio.shield(asyncio.wrap_future(self._look))
         return {"model": self.model_name, "uptime_seconds": time.monotonic() - self._began} | found
+
+    async def until_dead(self) -> None:
+        """Wait until the engine has broken down; for ever where it never does."""
+        await asyncio.shield(asyncio.wrap_future(self._death))
 
     async def close(self, *, timeout: float = 30.0) -> None:
         """Refuse new requests, let those that run finish for up to ``timeout`` seconds, end the
@@ -372,8 +371,14 @@ class AsyncLLM:
                 self._core.abort(request_id)
         except BaseException as error:
             log.exception("the engine has stopped")
-            ended = EngineDeadError(f"the engine has stopped: {error!r}")
+            ended = (
+                error
+                if isinstance(error, EngineDeadError)
+                else EngineDeadError(f"the engine has stopped: {error!r}")
+            )
         self._end(ended)
+        if isinstance(ended, EngineDeadError):
+            self._death.set_result(None)
 
     def _end(self, ended: OctavoError) -> None:
         """Tell all who wait, and all who will come, that nothing comes any more; from either
@@ -396,6 +401,9 @@ class AsyncLLM:
             if done.set_running_or_notify_cancel():
                 try:
                     done.set_result(command())
+                except EngineDeadError as error:
+                    done.set_exception(error)
+                    raise
                 except Exception as error:
                     done.set_exception(error)
 
@@ -414,28 +422,39 @@ class AsyncLLM:
     def _deliver(self, events: Sequence[TokenEvent]) -> None:
         """Turn events into deltas and hand them out."""
         items: list[tuple[_Session, RequestDelta | OctavoError]] = []
-        self._tally.crashed_steps += any(event.error is not None for event in events)
+        crashes = [event.error for event in events if isinstance(event.error, StepFailedError)]
+        if crashes:
+            log.error("a step crashed", exc_info=crashes[0].__cause__)
+        self._tally.crashed_steps += bool(crashes)
         for event in events:
-            session = self._sessions.get(event.request_id)
-            if session is None:
-                continue
-            if event.error is not None:
-                log.error("a step crashed", exc_info=event.error)
-                items.append(
-                    (
-                        session,
-                        StepFailedError(
-                            f"the step that computed this request crashed: {event.error!r}"
-                        ),
-                    )
-                )
-            else:
-                delta = session.live.advance(self._core, event)
-                self._tally.add(delta)
-                items.append((session, delta))
-            if event.error is not None or session.live.finished:
-                del self._sessions[event.request_id]
+            if (session := self._sessions.get(event.request_id)) is not None:
+                items.append((session, item := self._item(session, event)))
+                if isinstance(item, OctavoError) or session.live.finished:
+                    del self._sessions[event.request_id]
         self._hand_out(items)
+
+    def _item(self, session: _Session, event: TokenEvent) -> RequestDelta | OctavoError:
+        """What a session gets of an event."""
+        if event.error is not None:
+            if isinstance(event.error, InvalidNumbersError):
+                self._tally.invalid_numbers += 1
+                log.error("request %s: %s", event.request_id, event.error)
+            return event.error
+        try:
+            delta = session.live.advance(self._core, event)
+        except EngineDeadError:
+            raise
+        except Exception as error:
+            # Of text, not of scheduling: it is this request's alone.
+            log.exception("request %s could not be told what it got", event.request_id)
+            self._core.abort(event.request_id)
+            return RequestFailedError(f"something broke while this request was told: {error!r}")
+        self._tally.add(delta)
+        return delta
+
+    def _sums(self) -> Tally:
+        self._tally.recoveries = self._core.recovery.count
+        return self._tally
 
     def _hand_out(self, items: Sequence[tuple[_Session, RequestDelta | OctavoError]]) -> None:
         """Give every session what is its own: one call of each event loop."""

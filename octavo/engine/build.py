@@ -21,7 +21,8 @@ from octavo.base import CapacityError, ConfigError, UnsupportedError
 from octavo.cache.layout import PROFILES, CacheLayout, solve_layout
 from octavo.config import EngineConfig
 from octavo.engine.core import EngineCore
-from octavo.engine.source import ModelSource
+from octavo.engine.recovery import Recovery
+from octavo.engine.source import ModelSource, dump_folder
 from octavo.nn.decoder import resolve
 from octavo.ops.codec import check
 from octavo.runner.gguf import GGUFModel
@@ -109,7 +110,7 @@ def build(config: EngineConfig, source: ModelSource, *, progress: Progress = no_
         seed=config.seed,
     )
     return Built(
-        core=EngineCore(scheduler, runner),
+        core=EngineCore(scheduler, runner, recovery=Recovery(dumps=dump_folder(config.dump_dir))),
         layout=layout,
         spec=spec,
         eos_token_ids=checkpoint.eos_token_ids,

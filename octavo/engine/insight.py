@@ -25,13 +25,16 @@ SHOWN_EXPLANATIONS = 50
 @dataclass(kw_only=True)
 class Tally:
     """Sums over all requests. misses: by law of the group that limited the hit (or ``all``) and
-    cause.
+    cause. recoveries: times the scheduler was made again. invalid_numbers: requests for which the
+    model computed NaN or infinity.
     """
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
     generated_tokens: int = 0
     crashed_steps: int = 0
+    recoveries: int = 0
+    invalid_numbers: int = 0
     finished: Counter[str] = field(default_factory=Counter)
     misses: Counter[tuple[str, str]] = field(default_factory=Counter)
 
@@ -56,7 +59,8 @@ class EngineCounters:
     """Numbers of one moment. laws: of every group; page_bytes: of every bucket; pages: counts of
     both.
 
-    finished: continuations by reason. crashed_steps: steps of which nothing was kept.
+    finished: continuations by reason. crashed_steps: steps of which nothing was kept. recoveries,
+    invalid_numbers: as in ``Tally``.
     """
 
     num_running: int
@@ -66,6 +70,8 @@ class EngineCounters:
     cached_tokens: int
     generated_tokens: int
     crashed_steps: int
+    recoveries: int
+    invalid_numbers: int
     finished: Mapping[str, int]
     misses: Mapping[tuple[str, str], int]
     laws: tuple[str, ...]
@@ -84,6 +90,8 @@ def count(scheduler: Scheduler, tally: Tally) -> EngineCounters:
         cached_tokens=tally.cached_tokens,
         generated_tokens=tally.generated_tokens,
         crashed_steps=tally.crashed_steps,
+        recoveries=tally.recoveries,
+        invalid_numbers=tally.invalid_numbers,
         finished=dict(tally.finished),
         misses=dict(tally.misses),
         laws=tuple(group.group.law.describe() for group in layout.groups),
@@ -108,6 +116,8 @@ def describe(scheduler: Scheduler, tally: Tally) -> dict[str, Any]:
             "generated_tokens": counters.generated_tokens,
             "preemptions": counters.preemptions,
             "crashed_steps": counters.crashed_steps,
+            "recoveries": counters.recoveries,
+            "invalid_numbers": counters.invalid_numbers,
             "finished": sum(counters.finished.values()),
         },
         "cache": cache,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from octavo.base import ConfigError
+from octavo.base import ConfigError, OctavoError
 from octavo.engine.core import EngineCore, TokenEvent
 from octavo.engine.outputs import CompletionDelta, CompletionOutput, RequestDelta, RequestOutput
 from octavo.engine.text import TextStream, Tokenizer
@@ -109,11 +109,18 @@ class Live:
             for _ in range(request.params.n)
         ]
         self._begun = False
+        self.error: OctavoError | None = None
 
     @property
     def finished(self) -> bool:
         """True once every continuation has ended."""
         return all(branch.finish_reason is not None for branch in self._branches)
+
+    def fail(self, error: OctavoError) -> None:
+        """End every continuation that goes on: something went wrong with the request."""
+        self.error = error
+        for branch in self._branches:
+            branch.finish_reason = branch.finish_reason or str(FinishReason.ERROR)
 
     def advance(self, core: EngineCore, event: TokenEvent) -> RequestDelta:
         """Take an event. A continuation that a stop string ends is ended in the core too."""
@@ -191,4 +198,5 @@ class Live:
             prompt_logprobs=None if scored is None else list(scored),
             cache_report=self.request.cache_report if self.finished else None,
             finished=self.finished,
+            error=None if self.error is None else str(self.error),
         )

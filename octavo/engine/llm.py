@@ -6,6 +6,7 @@ and no layouts.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -16,10 +17,11 @@ from types import ModuleType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from octavo.base import ConfigError, OctavoError
+from octavo.base import ConfigError
 from octavo.config import EngineConfig, parse_size
 from octavo.engine.build import build
 from octavo.engine.core import EngineCore
+from octavo.engine.errors import RequestFailedError, StepFailedError
 from octavo.engine.live import Live, Prompt, Prompts
 from octavo.engine.outputs import RequestOutput
 from octavo.engine.source import resolve
@@ -27,6 +29,8 @@ from octavo.engine.text import Tokenizer, load_tokenizer
 from octavo.runner.weights import Progress as WeightProgress
 from octavo.runner.weights import no_progress
 from octavo.sched.sampling import SamplingParams
+
+LOG = logging.getLogger(__name__)
 
 
 class LLM:
@@ -45,6 +49,8 @@ class LLM:
         let go; costs their pages.
     seed: for requests that bring none.
     plugins: modules, or their names, with further kinds and families.
+    dump_dir: folder for what is left behind where the scheduler breaks: ``auto`` is octavo's own
+        below ``$XDG_STATE_HOME``, ``none`` leaves nothing.
     skip_tokenizer_init: prompts are token ids and outputs have no text.
 
     Raises ConfigError for wrong arguments and files, UnsupportedError for a model that octavo
@@ -67,6 +73,7 @@ class LLM:
         seed: int = 0,
         device: str = "auto",
         plugins: Sequence[ModuleType | str] = (),
+        dump_dir: str | Path = "auto",
         skip_tokenizer_init: bool = False,
         weight_progress: WeightProgress = no_progress,
     ) -> None:
@@ -84,6 +91,7 @@ class LLM:
             seed=seed,
             device=device,
             plugins=tuple(plugins),
+            dump_dir=str(dump_dir),
         )
         source = resolve(model)
         # A large vocabulary takes seconds, which reading the weights takes too.
@@ -116,7 +124,10 @@ class LLM:
         prompts: one prompt or a list of them. params: one for all, or one per prompt; by default
             ``SamplingParams()``.
         progress: show a bar on standard error.
-        Raises CapacityError, before anything is computed, where a prompt can never fit.
+
+        Raises CapacityError, before anything is computed, where a prompt can never fit, and
+        StepFailedError where a step crashed. Where something goes wrong with one prompt, its output
+        says so in ``error``, and the others are computed.
         """
         requests = self._requests(prompts, params)
         outputs: dict[str, RequestOutput] = {}
@@ -131,9 +142,11 @@ class LLM:
         self, prompt: Prompt, params: SamplingParams | None = None
     ) -> Iterator[RequestOutput]:
         """Continue one prompt; yields what there is after every step, and at last the finished
-        output.
+        output. Raises OctavoError where something goes wrong with it.
         """
         for live in self._run(self._requests([prompt], params)):
+            if live.error is not None:
+                raise live.error
             yield live.output()
 
     def _requests(
@@ -160,20 +173,31 @@ class LLM:
         """Step until every request has ended, giving each that got something; whoever stops
         listening ends the rest.
 
-        Raises OctavoError from the crash of a step.
+        Raises StepFailedError from the crash of a step, EngineDeadError where the scheduler breaks
+        too often.
         """
         live = {one.request.request_id: one for one in requests}
         try:
             for one in requests:
-                self.core.add(one.request)
+                try:
+                    self.core.add(one.request)
+                except RequestFailedError as error:
+                    one.fail(error)
+                    del live[one.request.request_id]
+                    yield one
             while live:
                 for event in self.core.step():
                     if event.request_id not in live:
                         continue
-                    if event.error is not None:
-                        raise OctavoError(f"a step crashed: {event.error!r}") from event.error
+                    if isinstance(event.error, StepFailedError):
+                        raise event.error
                     one = live[event.request_id]
-                    if one.advance(self.core, event).finished:
+                    if event.error is not None:
+                        LOG.error("request %s: %s", event.request_id, event.error)
+                        one.fail(event.error)
+                    else:
+                        one.advance(self.core, event)
+                    if one.finished:
                         del live[event.request_id]
                     yield one
         finally:

@@ -14,7 +14,8 @@ from octavo.sched.step import TokenLogprobs
 
 @dataclass(frozen=True, kw_only=True)
 class CompletionOutput:
-    """One continuation. ``finish_reason``: ``stop``, ``length``, ``abort``, or None while it runs.
+    """One continuation. ``finish_reason``: ``stop``, ``length``, ``abort`` or ``error``; None while
+    it runs.
 
     text: without the stop string that ended it; token_ids: every token sampled, also those of a
         stop string or stop token.
@@ -40,6 +41,7 @@ class RequestOutput:
         for.
     cache_report: what the cache held for the first continuation, per group, when it ended; None
         while it runs, and for a request that ended before it was admitted.
+    error: what went wrong with it; None where nothing did.
     """
 
     request_id: str
@@ -50,6 +52,7 @@ class RequestOutput:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     cache_report: CacheReport | None = None
     finished: bool = False
+    error: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

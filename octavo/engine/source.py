@@ -35,6 +35,18 @@ def cache_home() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "octavo"
 
 
+def dump_folder(dump_dir: str) -> Path | None:
+    """Where dumps go: the folder asked for; for ``auto`` ``$XDG_STATE_HOME/octavo/dumps``, by
+    default ``~/.local/state/octavo/dumps``; None for ``none``.
+    """
+    if dump_dir == "none":
+        return None
+    if dump_dir != "auto":
+        return Path(dump_dir)
+    home = os.environ.get("XDG_STATE_HOME") or Path("~/.local/state").expanduser()
+    return Path(home) / "octavo" / "dumps"
+
+
 def resolve(model: str | Path) -> ModelSource:
     """Find the files of ``model``: a local directory, a ``.gguf`` file, or a Hub id, which is
     downloaded once.

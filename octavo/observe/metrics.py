@@ -123,6 +123,16 @@ def _requests(counters: EngineCounters) -> Iterator[Metric]:
     yield CounterMetricFamily(
         "octavo_crashed_steps", "Steps of which nothing was kept.", counters.crashed_steps
     )
+    yield CounterMetricFamily(
+        "octavo_engine_recoveries",
+        "Times the scheduler broke and its requests were computed again.",
+        counters.recoveries,
+    )
+    yield CounterMetricFamily(
+        "octavo_invalid_numbers",
+        "Requests ended because the model computed NaN or infinity.",
+        counters.invalid_numbers,
+    )
 
 
 def _tokens(counters: EngineCounters) -> Iterator[Metric]:

@@ -19,7 +19,7 @@ from fastapi.security import HTTPBearer
 
 from octavo import __version__
 from octavo.base import ConfigError
-from octavo.engine.aio import EngineClosedError
+from octavo.engine.errors import EngineClosedError
 from octavo.observe.http import CountResponses
 from octavo.observe.metrics import CONTENT_TYPE, Metrics
 from octavo.server import chat, completions, errors

@@ -19,7 +19,14 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from octavo.base import CapacityError, ConfigError, OctavoError, UnsupportedError
-from octavo.engine.aio import EngineClosedError, EngineDeadError, QueueFullError, StepFailedError
+from octavo.engine.errors import (
+    EngineClosedError,
+    EngineDeadError,
+    InvalidNumbersError,
+    QueueFullError,
+    RequestFailedError,
+    StepFailedError,
+)
 from octavo.server.fields import IMAGES, TEXT_ONLY
 from octavo.server.requests import (
     MISSPELT,
@@ -40,6 +47,8 @@ back.
 
 DEAD = "the engine has stopped; the server must be started again"
 CRASHED = "the step that computed this request crashed; it may work when sent again"
+FAILED = "something broke in the server while it handled this request"
+INVALID_NUMBERS = "the model computed NaN or infinity for this request: there is no answer"
 """What went wrong inside is in the server's log and is nothing for clients."""
 
 GONE = 499
@@ -124,6 +133,10 @@ def describe(error: Exception, source: str | None = None) -> Failure:
             return Failure(status=503, message=DEAD, type=SERVER, code="engine_dead")
         case StepFailedError():
             return Failure(status=500, message=CRASHED, type=SERVER, code="step_failed")
+        case RequestFailedError():
+            return Failure(status=500, message=FAILED, type=SERVER, code="request_failed")
+        case InvalidNumbersError():
+            return Failure(status=500, message=INVALID_NUMBERS, type=SERVER, code="invalid_numbers")
         case EngineDeadError():
             return Failure(status=500, message=DEAD, type=SERVER, code="engine_dead")
     return Failure(

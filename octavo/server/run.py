@@ -26,6 +26,9 @@ LOG = logging.getLogger("octavo.server")
 FLUSH_SECONDS = 3
 """What slow readers get for the rest of their responses once the engine is closed."""
 
+LINGER_SECONDS = 1
+"""How long a server whose engine is dead still says so, before it goes."""
+
 KEEP_ALIVE_SECONDS = 75
 """Idle connections stay longer than clients and proxies keep them (5 to 60 s, as a rule): of two
 that hang up, the one who asks must be the first, or a request meets a connection that is being
@@ -74,8 +77,9 @@ def url(taken: socket.socket) -> str:
 
 
 class Server(uvicorn.Server):
-    """uvicorn that closes the engine before its connections. ready: called once requests are
-    taken.
+    """uvicorn that closes the engine before its connections, and ends where the engine breaks down.
+
+    ready: called once requests are taken. failed: True once the engine has broken down.
     """
 
     def __init__(
@@ -96,13 +100,34 @@ class Server(uvicorn.Server):
         self._engine, self._timeout, self._ready = engine, shutdown_timeout, ready
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing: asyncio.Task[None] | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self.failed = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to listen."""
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
+        self._watch = asyncio.ensure_future(self._end_with_engine())
         if self.started:
             self._ready()
+
+    async def _end_with_engine(self) -> None:
+        """Once the engine is dead, wait until clients know, and end; /health says 503 meanwhile."""
+        await self._engine.until_dead()
+        self.failed = True
+        LOG.critical("the engine has stopped, and so does the server; start it again")
+        await asyncio.sleep(LINGER_SECONDS)
+        for _ in range(10 * (FLUSH_SECONDS - LINGER_SECONDS)):
+            if not self.server_state.tasks:
+                break
+            await asyncio.sleep(0.1)
+        self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close connections."""
+        if self._watch is not None:
+            self._watch.cancel()
+        await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Called by signals. Not noted for uvicorn to raise again: an orderly end is no death by

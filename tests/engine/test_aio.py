@@ -20,8 +20,13 @@ from octavo.engine.aio import (
     EngineClosedError,
     EngineDeadError,
     QueueFullError,
+    RequestFailedError,
     StepFailedError,
 )
+from octavo.engine.core import TokenEvent
+from octavo.engine.live import Live
+from octavo.sched.request import Request
+from octavo.sched.scheduler import Scheduler
 from octavo.sched.step import StepPlan, StepResult
 from tests import tiny
 from tests.engine.test_text import BYTES
@@ -229,23 +234,26 @@ def test_a_crashed_step_ends_its_requests_and_the_engine_goes_on(gated: tuple[LL
     conserved(llm)
 
 
-def test_what_the_scheduler_breaks_kills_the_engine_and_nobody_waits(
-    gated: tuple[LLM, Gate],
+def test_a_scheduler_that_always_breaks_kills_the_engine_and_nobody_waits(
+    gated: tuple[LLM, Gate], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     llm, gate = gated
 
     async def main() -> None:
         async with serving(llm) as engine:
             task = asyncio.create_task(engine.generate("first", LONG))
+            death = asyncio.create_task(engine.until_dead())
             await asyncio.to_thread(gate.entered.wait, 10)
 
-            def broken() -> None:
+            def broken(self: Scheduler) -> None:
                 raise AssertionError("an invariant")
 
-            llm.core.scheduler.schedule = broken  # type: ignore[method-assign]
+            monkeypatch.setattr(Scheduler, "schedule", broken)
+            assert not death.done()
             gate.open()
             with pytest.raises(EngineDeadError, match="an invariant"):
                 await task
+            await asyncio.wait_for(death, 10)
             assert not engine.is_alive
             with pytest.raises(EngineDeadError):
                 await engine.generate("second", GREEDY)
@@ -253,6 +261,55 @@ def test_what_the_scheduler_breaks_kills_the_engine_and_nobody_waits(
                 await engine.counters()
 
     asyncio.run(main())
+
+
+def test_a_scheduler_that_breaks_over_a_command_too_often_kills_the_engine(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = load(model)
+
+    def broken(self: Scheduler, request: Request) -> None:
+        raise AssertionError("an invariant")
+
+    async def main() -> None:
+        async with serving(llm) as engine:
+            stream = engine.stream("first", LONG)
+            await anext(stream)
+            monkeypatch.setattr(Scheduler, "add", broken)
+            for error in (RequestFailedError, RequestFailedError, EngineDeadError):
+                with pytest.raises(error):
+                    await engine.generate("second", GREEDY)
+            with pytest.raises(EngineDeadError):
+                while True:
+                    await anext(stream)
+
+    asyncio.run(main())
+
+
+def test_what_breaks_while_a_text_is_told_ends_that_request_only(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = load(model)
+    (calm,) = llm.generate("bystander", LONG, progress=False)
+    advance = Live.advance
+
+    def broken(self: Live, core: Any, event: TokenEvent) -> Any:
+        if event.request_id == "cursed" and len(self.output().outputs[0].token_ids) == 3:
+            raise UnicodeError("what is this?")
+        return advance(self, core, event)
+
+    monkeypatch.setattr(Live, "advance", broken)
+
+    async def main() -> None:
+        async with serving(llm) as engine:
+            bystander = asyncio.create_task(engine.generate("bystander", LONG))
+            with pytest.raises(RequestFailedError, match="what is this"):
+                await engine.generate("cursed", LONG, request_id="cursed")
+            assert (await bystander).outputs == calm.outputs
+            assert (await engine.counters()).recoveries == 0
+
+    asyncio.run(main())
+    conserved(llm)
 
 
 def test_wrong_requests_are_refused_and_leave_nothing(model: Path) -> None:

@@ -32,6 +32,8 @@ def test_every_metric_has_a_name_of_ours_and_help() -> None:
         ("octavo_requests_waiting", "gauge", 1),
         ("octavo_preemptions", "counter", 3),
         ("octavo_crashed_steps", "counter", 1),
+        ("octavo_engine_recoveries", "counter", 12),
+        ("octavo_invalid_numbers", "counter", 13),
         ("octavo_prompt_tokens", "counter", 100),
         ("octavo_cached_prompt_tokens", "counter", 40),
         ("octavo_generated_tokens", "counter", 7),

@@ -153,6 +153,8 @@ class FakeEngine:
             cached_tokens=40,
             generated_tokens=7,
             crashed_steps=1,
+            recoveries=12,
+            invalid_numbers=13,
             finished={"stop": 4},
             misses={("window 16", "no_checkpoint"): 5},
             laws=("everything", "window 16"),
