@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.base import CapacityError, ConfigError, OctavoError, UnsupportedError
 from octavo.sched.sampling import SamplingParams
+from octavo.sched.structured import StructuredOutputs
 
 if TYPE_CHECKING:
     from octavo.engine.aio import AsyncLLM
@@ -29,6 +30,7 @@ __all__ = [
     "OctavoError",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputs",
     "UnsupportedError",
     "__version__",
     "plan",

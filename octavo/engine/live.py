@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from octavo.base import ConfigError, OctavoError
 from octavo.engine.core import EngineCore, TokenEvent
 from octavo.engine.outputs import CompletionDelta, CompletionOutput, RequestDelta, RequestOutput
+from octavo.engine.structured import Grammars
 from octavo.engine.text import TextStream, Tokenizer
 from octavo.sched.request import FinishReason, Request
 from octavo.sched.sampling import SamplingParams
@@ -30,6 +31,7 @@ class Prompts:
         self, tokenizer: Tokenizer | None, *, vocab_size: int, eos_token_ids: frozenset[int]
     ) -> None:
         self._tokenizer, self._vocab, self._eos = tokenizer, vocab_size, eos_token_ids
+        self._grammars = Grammars(tokenizer, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
 
     def make(
         self,
@@ -51,6 +53,7 @@ class Prompts:
                 "stop strings need the tokenizer; leave skip_tokenizer_init off, or use"
                 " stop_token_ids"
             )
+        wanted = params.structured_outputs
         request = Request(
             request_id=request_id,
             prompt_token_ids=ids,
@@ -59,6 +62,7 @@ class Prompts:
             priority=priority,
             cache_salt=cache_salt,
             marks=tuple(marks),
+            constraint=None if wanted is None else self._grammars.constraint(wanted),
         )
         return Live(request, text, self._tokenizer)
 

@@ -74,6 +74,13 @@ class Tokenizer:
         return str(piece).replace("\u2581", " ").encode()
 
     @cached_property
+    def special_token_ids(self) -> frozenset[int]:
+        """Ids of tokens that are no text, and that ``decode`` leaves out."""
+        return frozenset(self.backend.all_special_ids) | {
+            token for token, added in self.backend.added_tokens_decoder.items() if added.special
+        }
+
+    @cached_property
     def _added(self) -> frozenset[int]:
         """Ids of special tokens and other words that were added to the vocabulary as they are."""
         return frozenset(self.backend.added_tokens_decoder)

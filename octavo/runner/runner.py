@@ -24,6 +24,7 @@ from octavo.runner.arena import Arena
 from octavo.runner.batch import PlannedGroup, make_step
 from octavo.runner.logits import adjust, slices
 from octavo.runner.logprobs import token_logprobs
+from octavo.runner.masks import Masks, forbid
 from octavo.runner.sampler import Choice, sample
 from octavo.runner.weights import Weights, fill
 from octavo.sched.step import StepPlan, StepResult, TokenLogprobs
@@ -61,6 +62,7 @@ class Runner:
         self.ops = ops_for(self.device, dtype) if ops is None else ops
         bind(self.model, self.ops)
         self.arena = Arena(layout, self.device) if arena is None else arena
+        self._masks = Masks()
         self._streams = self._cut()
         self._sources = {
             (layer.index, mixer): (layer.index if layer.shares is None else layer.shares, mixer)
@@ -96,13 +98,15 @@ class Runner:
 
         Requests that neither sample nor want logprobs of their prompt cost no head.
         """
+        # What may come next is known before the model has run, so both go on at once.
+        masks = self._masks.start(plan.constrained) if plan.constrained else None
         hidden, step = self._run(plan)
         scored = self._score(plan, hidden)
         rows = np.flatnonzero(plan.samples).tolist()
         if not rows:
             return StepResult(step=plan.step, tokens={}, scored=scored)
         choices, sampling = _choices(plan, rows), [plan.sampling[i] for i in rows]
-        compared = not plan.barred and all(params.plain for params in sampling)
+        compared = not (plan.barred or masks) and all(params.plain for params in sampling)
         logits = self.model.head(hidden.index_select(0, step.last), wide=not compared)
         reported = [choice for choice in choices if choice.params.logprobs is not None]
         # Before anything changes the logits, and of the rows that ask only.
@@ -112,6 +116,8 @@ class Runner:
             else None
         )
         row_of = {i: row for row, i in enumerate(rows)}
+        if masks is not None:
+            forbid(logits, [row_of[i] for i in plan.constrained], masks.result())
         adjust(
             logits,
             sampling,

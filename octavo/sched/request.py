@@ -16,6 +16,7 @@ from octavo.base import ConfigError
 from octavo.cache.hashing import NO_KEYS
 from octavo.sched.sampling import SamplingParams
 from octavo.sched.step import TokenLogprobs
+from octavo.sched.structured import Constraint
 
 
 class RequestState(StrEnum):
@@ -51,6 +52,7 @@ class Request:
     marks: positions in the prompt worth a resume point, known to the application.
     branch: which of ``params.n`` continuations it is. Branch 0 computes the prompt; the others fork
         from it.
+    constraint: what limits its tokens, made of ``params.structured_outputs``.
     plain: nothing about its sampling depends on what came before.
     logprobs: of every output token, where asked for. scored: of the prompt tokens from the second
         on, likewise.
@@ -68,6 +70,7 @@ class Request:
     cache_salt: str = ""
     marks: tuple[int, ...] = ()
     branch: int = 0
+    constraint: Constraint | None = None
     state: RequestState = RequestState.WAITING
     output_token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -90,6 +93,7 @@ class Request:
             or params.penalized
             or params.min_tokens
             or params.prompt_logprobs is not None
+            or self.constraint is not None
         )
 
     def fork(self, branch: int) -> Request:
@@ -103,6 +107,7 @@ class Request:
             priority=self.priority,
             cache_salt=self.cache_salt,
             branch=branch,
+            constraint=None if self.constraint is None else self.constraint.fork(),
         )
 
     @property

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from math import inf, isfinite
 
 from octavo.base import ConfigError
+from octavo.sched.structured import StructuredOutputs
 
 NUM_LOGPROBS = 20
 """Most alternatives reported for a token, as in the OpenAI API."""
@@ -38,6 +39,7 @@ class SamplingParams:
     logprobs: None, or how many likeliest tokens to report at every token beside the chosen one.
         prompt_logprobs: the same for every prompt token but the first; such a request computes its
             whole prompt.
+    structured_outputs: what the output must look like; it ends where that does.
     """
 
     n: int = 1
@@ -57,6 +59,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(
@@ -109,6 +112,10 @@ class SamplingParams:
                 count is None or 0 <= count <= NUM_LOGPROBS,
                 f"{name} must be in [0, {NUM_LOGPROBS}], not {count}",
             )
+        _check(
+            self.structured_outputs is None or not self.ignore_eos,
+            "ignore_eos cannot be true where the output has a structure, which says where it ends",
+        )
 
     @property
     def greedy(self) -> bool:

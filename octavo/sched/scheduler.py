@@ -29,6 +29,7 @@ from octavo.cache.report import HitExplanation, MissCause
 from octavo.sched.lanes import Crew, Lanes
 from octavo.sched.request import FinishReason, Request, RequestState, branch_id
 from octavo.sched.step import StepPlan, StepResult, TokenLogprobs
+from octavo.sched.structured import Constraint
 
 MAX_EXPLANATIONS = 1024
 """Requests, ended ones too, whose prefix hit can still be explained."""
@@ -108,6 +109,7 @@ def _special(parts: _Parts) -> dict[str, Any]:
     history: dict[int, tuple[np.ndarray, np.ndarray]] = {}
     barred: dict[int, tuple[int, ...]] = {}
     scored: dict[int, np.ndarray] = {}
+    constrained: dict[int, tuple[Constraint, np.ndarray]] = {}
     starts, stops = parts.start.tolist(), parts.stop.tolist()
     for index, queued in enumerate(parts.queued):
         request, prompt = queued.request, len(queued.request.prompt_token_ids)
@@ -129,7 +131,16 @@ def _special(parts: _Parts) -> dict[str, Any]:
             )
         if request.barred:
             barred[index] = request.barred
-    return {"forks": forks, "history": history, "barred": barred, "scored": scored}
+        if request.constraint is not None:
+            output = request.token_ids(prompt, request.num_tokens)
+            constrained[index] = (request.constraint, output)
+    return {
+        "forks": forks,
+        "history": history,
+        "barred": barred,
+        "scored": scored,
+        "constrained": constrained,
+    }
 
 
 def _score(request: Request, start: int, scores: Sequence[TokenLogprobs]) -> None:

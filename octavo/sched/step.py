@@ -15,6 +15,7 @@ import numpy as np
 
 from octavo.cache.group_step import CopyJob, GroupStep
 from octavo.sched.sampling import SamplingParams
+from octavo.sched.structured import Constraint
 
 __all__ = ["CopyJob", "GroupStep", "StepPlan", "StepResult", "TokenLogprobs"]
 
@@ -38,6 +39,8 @@ class StepPlan:
     barred: tokens that must not be sampled now (what would end the text before min_tokens).
     scored: the tokens, int32, that follow the first positions of the part and whose logprobs are
         wanted.
+    constrained: (constraint, output tokens so far, int32) of requests whose next token, and whose
+        forks' first, a grammar limits; they sample in this step.
     """
 
     step: int
@@ -56,6 +59,7 @@ class StepPlan:
     history: Mapping[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
     barred: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     scored: Mapping[int, np.ndarray] = field(default_factory=dict)
+    constrained: Mapping[int, tuple[Constraint, np.ndarray]] = field(default_factory=dict)
 
     @property
     def num_tokens(self) -> int:

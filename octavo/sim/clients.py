@@ -14,6 +14,17 @@ from octavo.sched.sampling import SamplingParams
 REMEMBERED = 24
 """Earlier conversations that new prompts are made from."""
 
+CONSTRAINED = 5
+"""Every so manieth request has a constraint."""
+
+
+class Anything:
+    """A constraint that forbids nothing: a fake runner only asks whose it is and what it sees."""
+
+    def fork(self) -> Anything:
+        """Another one."""
+        return Anything()
+
 
 class Clients:
     """Makes requests whose prompts share prefixes as real traffic does, over tokens ``[0,
@@ -48,6 +59,7 @@ class Clients:
             priority=rng.choice((0, 0, 0, 1, -1)),
             cache_salt=rng.choice(("", "", "", "", "", "tenant")),
             marks=marks,
+            constraint=None if self._made % CONSTRAINED else Anything(),
         )
 
     def _prompt(self) -> list[int]:

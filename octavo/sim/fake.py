@@ -19,6 +19,7 @@ from octavo.base import Interval, block_range
 from octavo.cache.layout import CacheLayout
 from octavo.sched.sampling import SamplingParams
 from octavo.sched.step import CopyJob, GroupStep, StepPlan, StepResult, TokenLogprobs
+from octavo.sched.structured import Constraint
 from octavo.spec.law import Law
 
 Record = tuple[int, int]
@@ -61,6 +62,7 @@ class Truth:
     branch: int = 0
     ends: frozenset[int] = frozenset()
     answer: Sequence[int] = ()
+    constraint: Constraint | None = None
     tokens: list[int] = field(default_factory=list)
     records: list[Record] = field(default_factory=list)
 
@@ -286,12 +288,14 @@ class FakeRunner:
         branch: int = 0,
         ends: frozenset[int] = frozenset(),
         answer: Sequence[int] = (),
+        constraint: Constraint | None = None,
     ) -> Truth:
         """Tell the runner of a request before its first step; of a fork, whose first token its
         parent's step makes, before its second token.
 
         ends: tokens that would end its text. answer: its first tokens behind the prompt, where they
-        are known; the others are made up.
+        are known; the others are made up. constraint: its own, which no other
+        request has.
         """
         truth = Truth(
             prompt=tuple(prompt),
@@ -301,6 +305,7 @@ class FakeRunner:
             branch=branch,
             ends=ends,
             answer=answer,
+            constraint=constraint,
         )
         self.truths[request_id] = truth
         return truth
@@ -417,7 +422,7 @@ class FakeRunner:
 
     def _check_options(self, plan: StepPlan, i: int, truth: Truth) -> None:
         """What the plan says for sampling: branch, forks, history of penalties, tokens to be
-        scored.
+        scored, constraints.
         """
         name, start, stop = plan.request_ids[i], int(plan.start[i]), int(plan.stop[i])
         if int(plan.branch[i]) != truth.branch:
@@ -444,6 +449,12 @@ class FakeRunner:
                 raise Violation(
                     f"{name}: history at token {stop} is {given}, should be {truth.tokens[:stop]}"
                 )
+        expected = truth.constraint if plan.samples[i] else None
+        constraint, seen = plan.constrained.get(i, (None, plan.token_ids[:0]))
+        if constraint is not expected:
+            raise Violation(f"{name}: the constraint is missing, or not its own, at token {stop}")
+        if constraint is not None and seen.tolist() != truth.tokens[len(truth.prompt) : stop]:
+            raise Violation(f"{name}: at token {stop} the constraint sees {seen.tolist()}")
         given = plan.scored[i].tolist() if i in plan.scored else []
         asked = truth.params.prompt_logprobs is not None and not truth.branch
         if (given and not asked) or given != list(truth.prompt[start + 1 : stop + 1][: len(given)]):

@@ -191,6 +191,7 @@ class World:
             request.cache_salt,
             branch=request.branch,
             ends=frozenset(ends),
+            constraint=request.constraint,
         )
         self.live[request.request_id] = request
 

@@ -16,6 +16,7 @@ import pytest
 from octavo.cache.layout import CacheLayout
 from octavo.sched.sampling import SamplingParams
 from octavo.sched.step import CopyJob, GroupStep, StepPlan
+from octavo.sim.clients import Anything
 from octavo.sim.fake import FakeRunner, Place, Truth, Violation
 from octavo.sim.model import ToyGroup, toy_layout
 from octavo.spec.law import Everything, Law, Snapshot, Window
@@ -367,3 +368,19 @@ def test_wrong_histories_are_found() -> None:
         runner.execute(whole(runner, params))
     with pytest.raises(Violation, match="history at token 12 is"):
         runner.execute(whole(runner, params, history={0: (prompt[:-1], prompt[-1:])}))
+
+
+def test_wrong_constraints_are_found() -> None:
+    params, mine, other = SamplingParams(), Anything(), Anything()
+    runner, empty = wide_runner(params), np.zeros(0, np.int32)
+    runner.register("a", PROMPT, params, constraint=mine)
+    with pytest.raises(Violation, match="constraint is missing, or not its own"):
+        runner.execute(whole(runner, params))
+    with pytest.raises(Violation, match="constraint is missing, or not its own"):
+        runner.execute(whole(runner, params, constrained={0: (other, empty)}))
+    with pytest.raises(Violation, match="the constraint sees"):
+        runner.execute(whole(runner, params, constrained={0: (mine, np.array([1], np.int32))}))
+    runner.execute(whole(runner, params, constrained={0: (mine, empty)}))
+    plain = wide_runner(params)
+    with pytest.raises(Violation, match="constraint is missing, or not its own"):
+        plain.execute(whole(plain, params, constrained={0: (mine, empty)}))
