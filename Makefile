@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c const
 PYTEST_FLAGS ?= -n 2
 MINUTES ?= 2
 
-.PHONY: demo test lint check bench-sim bench-load bench-fuzz clean help
+.PHONY: demo test lint check bench-sim bench-trace bench-load bench-fuzz clean help
 
 help:  ## Show this help.
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ test: lint check  ## What CI runs: style, types and all tests.
 
 bench-sim: $(VENV)/.dev  ## 10,000 seeds of the simulator.
 	$(BIN)/python benchmarks/sim_seeds.py
+
+bench-trace: $(VENV)/.dev  ## TRACE=FILE (Mooncake's format) through scheduler and cache.
+	$(BIN)/python benchmarks/trace.py $(TRACE)
 
 bench-load: $(VENV)/.dev  ## A server under load; MINUTES=30 for the long one.
 	$(BIN)/python -m benchmarks.load --minutes $(MINUTES)

@@ -4,10 +4,12 @@ models.
 Owns the matrix and what it prints. The method is that of the peers' figures it stands beside: 256
 running requests whose contexts grow from 2,048 tokens, averaged over windows of 128 steps, so that
 block borders and checkpoints are inside; a fresh prompt of 32,768 tokens in chunks of 8,192;
-lookups of prompts that are cached whole. The arena is large, so nothing is evicted.
+lookups of prompts that are cached whole. The arena is large, so nothing is evicted, but for fresh
+prompts on a full cache: there a smaller one is filled with other prompts until it evicts, and the
+same is measured after everything was forgotten.
 A decode step is everything the manager does for one: asking which rows need pages, taking them,
 planning all groups' addresses, and the receipt. Aligned rows cross borders together, staggered ones
-in turn.
+in turn. Times are processor time.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from octavo.cache.inspect import count_pages
 from octavo.cache.layout import PROFILES, CacheLayout, solve_layout
 from octavo.cache.manager import Admission, KVCacheManager
 from octavo.plan.planner import read_model
@@ -40,10 +43,15 @@ ROWS, CONTEXT, WINDOW = 256, 2048, 128
 PROMPT, CHUNK = 32_768, 8_192
 TARGETS = {
     "decode step, aligned": 90.0,
+    "decode step, staggered": 200.0,
     "fresh 32K: hash + lookup + allocate": 700.0,
     "lookup 128K, cached": 300.0,
 }
 """Microseconds."""
+FULL, EMPTY = "fresh 32K on a full cache", "fresh 32K on an empty cache"
+WHOLE = ", to its end"
+RATIO = 2.0
+"""What ``FULL`` may take at most, in ``EMPTY``."""
 
 
 @dataclass(kw_only=True)
@@ -58,9 +66,9 @@ class Times:
 
     def timed(self, name: str, call: Callable[[], Any]) -> Any:
         """Run and time a call."""
-        began = time.perf_counter()
+        began = time.process_time()
         result = call()
-        self.note(name, time.perf_counter() - began)
+        self.note(name, time.process_time() - began)
         return result
 
     def summary(self) -> dict[str, dict[str, float]]:
@@ -99,16 +107,16 @@ class Rig:
         """Admit and compute a prompt in chunks; returns the seconds of admission and allocation
         alone.
         """
-        cache, spent, began = self.cache, 0.0, time.perf_counter()
+        cache, spent, began = self.cache, 0.0, time.process_time()
         admission = cache.can_admit(request, found)
         assert isinstance(admission, Admission)
         cache.admit(admission)
-        spent += time.perf_counter() - began
+        spent += time.process_time() - began
         while (start := cache.scheduled(request)) < request.num_tokens:
             stop = min(request.num_tokens, start + CHUNK)
-            began = time.perf_counter()
+            began = time.process_time()
             assert cache.extend(request, stop, self.step)
-            spent += time.perf_counter() - began
+            spent += time.process_time() - began
             rows = np.array([cache.row(request)])
             cache.take_step(rows, np.array([start]), np.array([0, stop - start]))
             cache.commit(rows, np.array([stop]))
@@ -120,7 +128,7 @@ class Rig:
         """One token of every request; returns the manager's seconds."""
         for request in requests:
             request.append(7)
-        cache, began = self.cache, time.perf_counter()
+        cache, began = self.cache, time.process_time()
         start = cache.scheduled_tokens(rows)
         for index in np.flatnonzero(~cache.decode(rows, self.step)).tolist():
             assert cache.extend(requests[index], int(start[index]) + 1, self.step)
@@ -128,7 +136,7 @@ class Rig:
         cache.commit(rows, start + 1)
         cache.receive(self.step)
         self.step += 1
-        return time.perf_counter() - began
+        return time.process_time() - began
 
 
 def measure_decode(layout: CacheLayout, times: Times, *, windows: int, staggered: bool) -> None:
@@ -169,13 +177,13 @@ def measure_prompts(layout: CacheLayout, times: Times, *, repeats: int) -> None:
         )
         gc.collect()
         into = times if repeat else Times()
-        began = time.perf_counter()
+        began = time.process_time()
         rig.cache.keys(request, request.num_tokens)
-        into.note("hash 32K", time.perf_counter() - began)
+        into.note("hash 32K", time.process_time() - began)
         found = into.timed(
             "lookup 32K, nothing cached", lambda request=request: rig.cache.lookup(request)
         )  # type: ignore[misc]
-        looked = time.perf_counter() - began
+        looked = time.process_time() - began
         spent = rig.prefill(request, found)
         into.note("allocate 32K", spent)
         into.note("fresh 32K: hash + lookup + allocate", looked + spent)
@@ -205,6 +213,42 @@ def _measure_hits(rig: Rig, times: Times, *, size: int, label: str, repeats: int
         into.timed(f"free {label} after a hit", lambda request=request: rig.cache.free(request))  # type: ignore[misc]
 
 
+def measure_full(layout: CacheLayout, times: Times, *, repeats: int) -> None:
+    """Fresh prompts on a cache that has to evict for them, and on the same one when it is empty."""
+    rig, made = Rig(layout, times), 0
+
+    def fresh(into: Times, name: str) -> None:
+        """One prompt, from hashing to the last page; and everything, its publication and its end
+        included.
+        """
+        nonlocal made
+        made += 1
+        request = request_of(f"x{made}", np.arange(PROMPT, dtype=np.int32) + PROMPT * made)
+        gc.collect()
+        began = time.process_time()
+        rig.cache.keys(request, request.num_tokens)
+        found = rig.cache.lookup(request)
+        looked = time.process_time() - began
+        into.note(name, looked + rig.prefill(request, found))
+        rig.cache.free(request)
+        into.note(name + WHOLE, time.process_time() - began)
+
+    def evicted() -> int:
+        return count_pages(rig.cache).evicted_nodes
+
+    while not evicted():
+        fresh(Times(), FULL)
+    for repeat in range(repeats + 1):
+        before = evicted()
+        fresh(times if repeat else Times(), FULL)
+        assert evicted() > before, "a full cache evicts for every prompt"
+    for repeat in range(repeats + 1):
+        rig.cache.clear_prefixes()
+        before = evicted()
+        fresh(times if repeat else Times(), EMPTY)
+        assert evicted() == before
+
+
 def table(results: dict[str, dict[str, dict[str, float]]]) -> Table:
     """Calls by models: median [min..max], in microseconds."""
     made = Table(title="Manager: microseconds, median [min..max]", title_justify="left")
@@ -215,6 +259,12 @@ def table(results: dict[str, dict[str, dict[str, float]]]) -> Table:
     for call in dict.fromkeys(call for found in results.values() for call in found):
         cells = [_cell(found.get(call)) for found in results.values()]
         made.add_row(call, *cells, f"{TARGETS[call]:.0f}" if call in TARGETS else "")
+    for what in ("", WHOLE):
+        ratios = [
+            found[FULL + what]["min"] / found[EMPTY + what]["min"] for found in results.values()
+        ]
+        cells = [f"{ratio:.2f}" for ratio in ratios]
+        made.add_row(f"full / empty{what}, least of each", *cells, "" if what else f"{RATIO:.2f}")
     return made
 
 
@@ -236,6 +286,7 @@ def main(
     arena_gib: Annotated[
         int, typer.Option(help="Arena in GiB; only bookkeeping is allocated.")
     ] = 400,
+    full_gib: Annotated[int, typer.Option(help="Arena that is filled, in GiB.")] = 20,
     windows: Annotated[int, typer.Option(help="Windows of 128 decode steps.")] = 5,
     repeats: Annotated[int, typer.Option(help="Repeats of everything else.")] = 7,
     out: Annotated[
@@ -247,6 +298,8 @@ def main(
     for name in model or MODELS:
         layout, times = layout_of(configs / f"{name}.json", profile, arena_gib), Times()
         measure_prompts(layout, times, repeats=repeats)
+        full = layout_of(configs / f"{name}.json", profile, full_gib)
+        measure_full(full, times, repeats=repeats)
         for staggered in (False, True):
             measure_decode(layout, times, windows=windows, staggered=staggered)
         results[name] = times.summary()
