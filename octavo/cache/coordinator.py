@@ -167,7 +167,7 @@ class KVCacheCoordinator:
     @property
     def in_flight(self) -> bool:
         """Are pages waiting for a receipt?"""
-        return any(self.pool.counts(bucket).limbo for bucket in range(len(self._buckets)))
+        return self.pool.waiting
 
     @property
     def _buckets(self) -> Sequence[int]:
@@ -276,9 +276,8 @@ class KVCacheCoordinator:
         """
         due = self.schedule.groups_due(rows, n)
         if rolls.any() and self.pool.fits(self._most_turns(due, rolls)):
-            due[np.ix_(self.rolling_groups, np.flatnonzero(rolls))] = self._roll(
-                rows[rolls], n[rolls], step
-            )
+            at = rolls.nonzero()[0]
+            due[self.rolling_groups[:, None], at] = self._roll(rows[at], n[at], step)
         plan = self.plan_tokens(due, rows, n)
         wanted = pages_by_bucket(self.layout, plan.pages)
         if not self.pool.fits(wanted):
@@ -324,16 +323,15 @@ class KVCacheCoordinator:
         """Leave checkpoints behind at ``n`` tokens. Bool [rolling rings, R]: which must turn now,
         whatever the schedule says.
         """
-        turns = np.ones((len(self.rolling.rolling), len(rows)), bool)
-        gone = [NO_PAGES]
-        for trade in self.rolling.roll(rows, n):
-            group, column = self.bounded[trade.ring], self.rings.slices[trade.ring].start
-            turns[self.rolling.rolling.index(trade.ring)] &= ~np.isin(rows, trade.rows)
-            columns = np.full(len(trade.rows), column)
-            self.underway.read_elsewhere(trade.rows, columns, trade.pages)
-            self.schedule.traded(group, trade.rows)
-            gone.append(trade.pages)
-        self.pool.release(np.concatenate(gone), step)
+        turns = np.ones((len(self.rolling_groups), len(rows)), bool)
+        for trade in self.rolling.roll(rows, n, step):
+            turns[self.rolling.rolling.index(trade.ring)] = ~trade.done
+            traded = rows[trade.done]
+            column = self.rings.slices[trade.ring].start
+            self.underway.read_elsewhere(traded, np.full(len(traded), column), trade.pages)
+            self.schedule.traded(self.bounded[trade.ring], traded)
+        for at, group in enumerate(self.rolling_groups.tolist()):
+            self.schedule.rolled(group, rows[turns[at]], n[turns[at]])
         return turns
 
     def _most_turns(self, due: np.ndarray, rolls: np.ndarray) -> list[int]:

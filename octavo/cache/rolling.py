@@ -23,14 +23,14 @@ from octavo.memory.remap import Remap
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Trades:
-    """Rows of one ring whose page became their checkpoint, while the checkpoint's page became the
-    ring's: token n is written there, and read from where it was.
+    """Where a ring's page became the checkpoint, while the checkpoint's page became the ring's:
+    token n is written there, and read from where it was.
 
-    pages: the rings' pages before, one for each row.
+    done: bool, of the rows that rolled. pages: the ring's page before, of those.
     """
 
     ring: int
-    rows: np.ndarray
+    done: np.ndarray
     pages: np.ndarray
 
 
@@ -47,6 +47,10 @@ class RollingCheckpoints:
         self.kept_at = np.zeros(len(rings.table), np.int64)
         self._columns = np.flatnonzero(np.isin(rings.ring_of, self.rolling))
         self._ring_of = rings.ring_of[self._columns]
+        self._laws = [rings.layouts[ring].group.law for ring in self.rolling]
+        self._law_of = np.searchsorted(np.array(self.rolling, np.int64), self._ring_of)
+        self._prefix = np.array([law.prefix or 0 for law in self._laws], np.int64)
+        self._block = rings.block[self._ring_of]
         # Rings of one page that is read and then written: they can trade it.
         self._trading = tuple(
             ring
@@ -76,60 +80,61 @@ class RollingCheckpoints:
 
     # -- transitions -------------------------------------------------------------------------------
 
-    def roll(self, rows: np.ndarray, n: np.ndarray) -> list[Trades]:
+    def roll(self, rows: np.ndarray, n: np.ndarray, step: int) -> list[Trades]:
         """Keep what resuming at ``n`` [R] tokens needs, in place of what was kept. The token ``n``
         comes next.
 
-        Rings of one page trade it where they can, which is that token's turn as well: its old page
-        is to be released by the caller. The others must turn behind this, whatever their schedule
-        says.
+        Rings of one page trade it where they can, which is that token's turn as well; ``step``
+        takes the reference on the page that it reads over. The other rings must turn behind this,
+        whatever their schedule says.
         """
         self.kept_at[rows] = n
-        trades = [self._trade(ring, rows) for ring in self._trading]
-        kept, pages = self.kept[np.ix_(rows, self._columns)], self._wanted(rows, n)
+        trades = [self._trade(ring, rows, step) for ring in self._trading]
+        traded = np.zeros((len(rows), len(self._rings.layouts)), bool)
         for trade in trades:
-            done = np.isin(rows, trade.rows)[:, None] & (self._ring_of == trade.ring)
-            pages[done] = kept[done]
-        self.kept[np.ix_(rows, self._columns)] = pages
-        changed = pages != kept
-        self._pool.keep(
-            np.concatenate(
-                [*(trade.pages for trade in trades), pages[changed & (pages != NO_PAGE)]]
-            )
-        )
-        self._pool.drop(kept[changed & (kept != NO_PAGE)])
+            traded[:, trade.ring] = trade.done
+        left = np.flatnonzero((~traded[:, self.rolling]).any(axis=1))
+        if len(left):
+            self._keep(rows[left], n[left], traded[left])
         assert (self.kept_at[rows] == n).all()
         return trades
 
-    def _trade(self, ring: int, rows: np.ndarray) -> Trades:
-        """Trade where the kept page is nobody else's. Its use becomes a reference, and the page of
-        the ring is to be kept.
-        """
+    def _trade(self, ring: int, rows: np.ndarray, step: int) -> Trades:
+        """Trade where the kept page is nobody else's."""
         column = self._rings.slices[ring].start
         table, kept = self._rings.table[:, column], self.kept[:, column]
-        able = (kept[rows] != NO_PAGE) & (table[rows] != NO_PAGE)
-        able[able] = self._pool.reclaim(kept[rows[able]])
-        rows = rows[able]
+        done = (kept[rows] != NO_PAGE) & (table[rows] != NO_PAGE)
+        able = done.nonzero()[0]
+        if len(able):
+            done[able] = self._pool.trade(kept[rows[able]], table[rows[able]], step)
+        rows = rows[done]
         pages = table[rows]
         table[rows], kept[rows] = kept[rows], pages
         self._rings.owned[rows, column] = True
-        assert (table[rows] != kept[rows]).all()
-        return Trades(ring=ring, rows=rows, pages=pages)
+        assert (table[rows] != pages).all(), "a token is not written where its past is read"
+        return Trades(ring=ring, done=done, pages=pages)
+
+    def _keep(self, rows: np.ndarray, n: np.ndarray, traded: np.ndarray) -> None:
+        """Keep the pages that the rings have, but for those ``traded`` (bool [R, rings])."""
+        at = rows[:, None]
+        kept, pages = self.kept[at, self._columns], self._wanted(rows, n)
+        pages = np.where(traded[:, self._ring_of], kept, pages)
+        changed = pages != kept
+        self.kept[at, self._columns] = pages
+        self._pool.keep(pages[changed & (pages != NO_PAGE)])
+        self._pool.drop(kept[changed & (kept != NO_PAGE)])
 
     def _wanted(self, rows: np.ndarray, n: np.ndarray) -> np.ndarray:
         """Pages [R, rolling columns] that resuming at ``n`` needs, NO_PAGE in all other columns."""
-        rings, which, columns = self._rings, self._ring_of, self._columns
-        block = rings.block[which]
-        blocks = rings.blocks_at(n)[:, columns]
-        first = np.zeros((len(n), len(rings.layouts)), np.int64)
-        prefix = np.zeros_like(first)
-        for ring in self.rolling:
-            law = rings.layouts[ring].group.law
-            first[:, ring] = np.maximum(law.first(n), 0) // rings.block[ring]
-            prefix[:, ring] = np.minimum(law.prefix or 0, n)
-        start = blocks * block
-        wanted = (blocks >= first[:, which]) & (start < n[:, None]) | (start < prefix[:, which])
-        return np.where(wanted, rings.table[np.ix_(rows, columns)], NO_PAGE)
+        blocks = self._rings.blocks_at(n, self._columns)
+        first = np.empty((len(n), len(self.rolling)), np.int64)
+        for at, law in enumerate(self._laws):
+            first[:, at] = law.first(n)
+        start, size = blocks * self._block, self._block
+        wanted = (start + size > first[:, self._law_of]) & (start < n[:, None])
+        if self._prefix.any():
+            wanted |= start < np.minimum(self._prefix[self._law_of], n[:, None])
+        return np.where(wanted, self._rings.table[rows[:, None], self._columns], NO_PAGE)
 
     def forget(self, row: int) -> None:
         """Keep nothing for a row any longer."""

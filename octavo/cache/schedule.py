@@ -34,12 +34,22 @@ class DecodeSchedule:
     ) -> None:
         self._appends, self._rings = appends, rings
         self._ring_group = np.array(ring_group, np.int64)
+        self._ring_of = {group: ring for ring, group in enumerate(ring_group)}
         groups = len(appends) + len(ring_group)
         # First token at which a group must be asked, [groups, rows]; and at which anything must.
         self._event = np.zeros((groups, rows), np.int64)
         self._due = np.zeros(rows, np.int64)
+        self._releases = np.array(
+            [layout.group.law.next_release(0) is not None for layout in rings.layouts], bool
+        )
+        self._reads_first = np.array(
+            [layout.group.law.reads_before_writing for layout in rings.layouts], bool
+        )
         # Rings that turn by themselves: every column has a page that nobody else uses.
         self._steady = np.zeros((groups, rows), bool)
+        # Token from which on a ring turns by itself, unless it is disturbed again: by then a block
+        # has entered every column, into a page of the row's own.
+        self._whole_at = np.zeros((groups, rows), np.int64)
 
     # -- questions ---------------------------------------------------------------------------------
 
@@ -60,7 +70,8 @@ class DecodeSchedule:
     def invalidate(self, row: int, n: int) -> None:
         """Whatever is known of a row with ``n`` planned tokens may be wrong now."""
         self._event[:, row] = self._due[row] = n
-        self._steady[:, row] = False
+        for group in self._ring_group.tolist():
+            self._shared(group, row, n)
 
     def ask(self, row: int, n: int) -> None:
         """A row with ``n`` planned tokens must be looked at before its next token."""
@@ -72,15 +83,25 @@ class DecodeSchedule:
         """
         steady = self._steady[:, row]
         self._event[steady, row] = np.minimum(self._event[steady, row], n)
-        self._steady[:, row] = False
         self._due[row] = n
+        for group in self._ring_group.tolist():
+            self._shared(group, row, n)
+
+    def _shared(self, group: int, rows: np.ndarray | int, n: np.ndarray | int) -> None:
+        """Any page of a ring of rows with ``n`` planned tokens may have another user."""
+        layout = self._rings.layouts[self._ring_of[group]]
+        behind = np.maximum(-(-n // layout.block_tokens), layout.fixed or 0)
+        self._steady[group, rows] = False
+        self._whole_at[group, rows] = (behind + layout.turning - 1) * layout.block_tokens
 
     def extended(self, group: int, plan: BlockPlan) -> None:
         """A chunk has been carried out. A ring that it wrote from end to end is steady, unless a
         checkpoint keeps some of its pages.
         """
         self._event[group, plan.row] = self._due[plan.row] = plan.stop
-        self._steady[group, plan.row] = plan.refills and not plan.promised
+        if group in self._ring_of:
+            self._shared(group, plan.row, plan.stop)
+            self._steady[group, plan.row] = plan.refills and not plan.promised
 
     def appended(self, group: int, rows: np.ndarray, n: np.ndarray) -> None:
         """Token ``n`` of rows has its page in a growing group, and so has the rest of its block."""
@@ -89,19 +110,29 @@ class DecodeSchedule:
 
     def turned(self, plan: TurnPlan) -> None:
         """Rings have turned."""
-        for ring in np.unique(plan.ring).tolist():
-            mine = plan.ring == ring
-            self._turned(ring, plan.row[mine], plan.n[mine])
+        group = self._ring_group[plan.ring]
+        busy = _next_block(plan.n, self._rings.block[plan.ring])
+        self._event[group, plan.row] = np.where(self._reads_first[plan.ring], plan.n + 1, busy)
+        self._steady[group, plan.row] = False
+        whole = plan.n >= self._whole_at[group, plan.row]
+        if self._releases.any():
+            # Pages that were handed back are missing: that is asked, not counted.
+            whole &= ~self._releases[plan.ring]
+            asked = np.flatnonzero(self._releases[plan.ring] & plan.fills & ~plan.takes)
+            whole[asked] = self._rings.alone(plan.row[asked])[
+                np.arange(len(asked)), plan.ring[asked]
+            ]
+        steady = np.flatnonzero(whole)
+        for ring in np.unique(plan.ring[steady]).tolist() if len(steady) else ():
+            mine = steady[plan.ring[steady] == ring]
+            release = self._rings.layouts[ring].group.law.next_release(plan.n[mine])
+            rows, number = plan.row[mine], int(self._ring_group[ring])
+            self._steady[number, rows] = True
+            self._event[number, rows] = NEVER if release is None else release
 
-    def _turned(self, ring: int, rows: np.ndarray, n: np.ndarray) -> None:
-        layout, group = self._rings.layouts[ring], self._ring_group[ring]
-        law, block = layout.group.law, layout.block_tokens
-        steady = self._rings.alone(rows, ring) & ((n + 1) // block >= (layout.fixed or 0))
-        release, busy = law.next_release(n), _next_block(n, block)
-        if law.reads_before_writing:
-            busy = n + 1
-        self._steady[group, rows] = steady
-        self._event[group, rows] = np.where(steady, NEVER if release is None else release, busy)
+    def rolled(self, group: int, rows: np.ndarray, n: np.ndarray) -> None:
+        """A ring's pages with ``n`` tokens are a checkpoint's now, too."""
+        self._shared(group, rows, n)
 
     def traded(self, group: int, rows: np.ndarray) -> None:
         """Rings of one page have got one that nobody else uses."""
@@ -115,14 +146,15 @@ class DecodeSchedule:
 
     def check(self, row: int, n: int) -> None:
         """Assert, from the tables, that a row with ``n`` planned tokens is asked in time."""
-        assert len(self._due) == self._event.shape[1] == self._steady.shape[1]
+        assert self._event.shape == self._steady.shape == self._whole_at.shape
+        assert len(self._due) == self._event.shape[1]
         for group, table in self._appends.items():
             if (event := int(self._event[group, row])) > n:
                 last = (event - 1) // table.layout.block_tokens
                 assert last < table.filled[row] and table.owned[row, last], "its block is there"
         for ring, group in enumerate(self._ring_group.tolist()):
             layout, event = self._rings.layouts[ring], int(self._event[group, row])
-            alone = bool(self._rings.alone(np.array([row]), ring)[0])
+            alone = bool(self._rings.alone(np.array([row]))[0, ring])
             assert alone or not self._steady[group, row], "a steady ring has its pages to itself"
             if event > n and not self._steady[group, row]:
                 assert event <= _next_block(n - 1, layout.block_tokens), "asked at the next block"

@@ -303,6 +303,10 @@ class Rings:
         # negative for columns of blocks that stay.
         self._first = starts[:-1] + self._fixed
         self._place = np.arange(len(self.ring_of)) - self._first[self.ring_of]
+        self._starts, self._turns = starts[:-1], self._place >= 0
+        self._any_fixed = bool(self._fixed.any())
+        self._block_of, self._fixed_of = self.block[self.ring_of], self._fixed[self.ring_of]
+        self._turning_of = self._turning[self.ring_of]
         self._reads_first = np.array(
             [layout.group.law.reads_before_writing for layout in self.layouts], bool
         )
@@ -311,28 +315,30 @@ class Rings:
 
     def columns_at(self, start: np.ndarray) -> np.ndarray:
         """Columns [rings, R] of the blocks of tokens ``start`` [R]."""
-        turn = start // self.block[:, None] - self._fixed[:, None]
+        turn = start // self.block[:, None]
+        if not self._any_fixed:
+            return self._first[:, None] + turn % self._turning[:, None]
+        turn -= self._fixed[:, None]
         return self._first[:, None] + np.where(turn < 0, turn, turn % self._turning[:, None])
 
-    def blocks_at(self, n: np.ndarray) -> np.ndarray:
+    def blocks_at(self, n: np.ndarray, columns: np.ndarray | slice = slice(None)) -> np.ndarray:
         """Which block [R, columns] every column holds when ``n`` [R] tokens are there, if it has a
         page.
         """
-        last = ((n[:, None] - 1) // self.block)[:, self.ring_of] - self._fixed[self.ring_of]
-        turned = last - (last - self._place) % self._turning[self.ring_of]
-        return np.where(self._place < 0, self._place, turned) + self._fixed[self.ring_of]
+        place, fixed = self._place[columns], self._fixed_of[columns]
+        last = (n[:, None] - 1) // self._block_of[columns] - fixed
+        blocks = last - (last - place) % self._turning_of[columns] + fixed
+        return np.where(place < 0, place + fixed, blocks) if self._any_fixed else blocks
 
-    def alone(self, rows: np.ndarray, ring: int) -> np.ndarray:
-        """Bool [R]: has every turning column of a ring a page of these rows' own that nobody else
-        uses?
+    def alone(self, rows: np.ndarray) -> np.ndarray:
+        """Bool [R, rings]: has every turning column of a ring a page of these rows' own that nobody
+        else uses?
         """
-        columns = slice(int(self._first[ring]), self.slices[ring].stop)
-        pages = self.table[rows, columns]
-        full = (pages != NO_PAGE).all(axis=1) & self.owned[rows, columns].all(axis=1)
-        if full.any():
-            used = self._pool.exclusive(pages[full].reshape(-1))
-            full[full] = used.reshape(-1, pages.shape[1]).all(axis=1)
-        return full
+        pages = self.table[rows]
+        fine = (pages != NO_PAGE) & self.owned[rows] & self._turns
+        fine[fine] = self._pool.exclusive(pages[fine])
+        fine |= ~self._turns
+        return np.logical_and.reduceat(fine, self._starts, axis=1)
 
     def plan_turn(self, ring: np.ndarray, row: np.ndarray, n: np.ndarray) -> TurnPlan:
         """What token ``n`` of rows needs of rings, where no row shares the block it writes into.
@@ -373,7 +379,7 @@ class Rings:
         """
         columns, block = self.slices[ring], self.block[ring]
         # The block of token n is there by now.
-        blocks = self.blocks_at(n + 1)[:, columns]
+        blocks = self.blocks_at(n + 1, columns)
         first = self.layouts[ring].group.law.first(n) // block
         old = (self.table[rows, columns] != NO_PAGE) & (blocks < first[:, None])
         old &= self._place[columns] >= 0

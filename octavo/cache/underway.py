@@ -13,7 +13,6 @@ from itertools import chain
 
 import numpy as np
 
-from octavo.base import NO_PAGE
 from octavo.cache.block_plan import Span
 from octavo.cache.group_step import CopyJob, GroupStep
 from octavo.cache.tables import AppendTable, Rings
@@ -27,11 +26,16 @@ class StepUnderway:
         self, appends: Mapping[int, AppendTable], rings: Rings, ring_of: Mapping[int, int]
     ) -> None:
         self._appends, self._rings, self._ring_of = appends, rings, ring_of
-        self._groups = len(appends) + len(ring_of)
+        layouts = {group: append.layout for group, append in appends.items()}
+        layouts |= {group: rings.layouts[ring] for group, ring in ring_of.items()}
+        self._layouts = [layouts[group] for group in range(len(layouts))]
+        self._block = np.array([[one.block_tokens] for one in self._layouts], np.int64)
+        # Of single tokens, whether their past is read before anything is written.
+        self._fresh = np.array([[one.group.law.reads_before_writing] for one in self._layouts])
         self._jobs: list[CopyJob] = []
         # By group and row, chunks; and (rows, columns, pages) of single tokens that are read in
         # these pages and written to others.
-        self._spans: list[dict[int, Span]] = [{} for _ in range(self._groups)]
+        self._spans: list[dict[int, Span]] = [{} for _ in self._layouts]
         self._elsewhere: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
 
     # -- gathering ---------------------------------------------------------------------------------
@@ -86,56 +90,80 @@ class StepUnderway:
         rows, start: int64 [R], table rows and the first token of each. query_start: [R + 1], where
         its tokens begin among all.
         """
-        # None where every request has a single token.
-        lengths = np.diff(query_start) if len(rows) < query_start[-1] else None
-        columns = self._rings.columns_at(start)
-        pages = self._rings.table[rows, columns]
+        pages, tables = self._addresses(rows, start)
+        block = start // self._block
+        places = (start - block * self._block).astype(np.int32)
+        fresh = np.repeat(self._fresh, len(rows), axis=1)
+        if len(rows) < query_start[-1]:
+            lengths = np.diff(query_start)
+            pages, places = np.repeat(pages, lengths, axis=1), np.repeat(places, lengths, axis=1)
+        order, names = np.arange(len(rows), dtype=np.int32), rows.astype(np.int32)
+        steps = []
+        for group, layout in enumerate(self._layouts):
+            if self._spans[group]:
+                part = pages[group], places[group], fresh[group]
+                self._place(group, rows, query_start, tables[group], part)
+            steps.append(
+                GroupStep(
+                    table=tables[group],
+                    rows=names if layout.fixed is None else order,
+                    fixed=layout.fixed,
+                    turning=layout.turning,
+                    block_tokens=layout.block_tokens,
+                    fresh=fresh[group],
+                    write_page=pages[group],
+                    write_row=places[group],
+                )
+            )
+        self._spans = [{} for _ in self._layouts]
+        self._elsewhere = []
+        assert pages.shape == places.shape == (len(steps), query_start[-1])
+        return tuple(steps)
+
+    def _addresses(
+        self, rows: np.ndarray, start: np.ndarray
+    ) -> tuple[np.ndarray, list[np.ndarray]]:
+        """Of every group the pages [groups, R] of tokens ``start``, and the table: of growing
+        groups the live one, of the others a copy for these rows.
+        """
         rings = self._rings.table.take(rows, axis=0)
+        columns = self._rings.columns_at(start)
+        turning = self._rings.table[rows, columns]
         for at, where, page in self._elsewhere:
             place = np.full(len(self._rings.table), -1)
             place[rows] = np.arange(len(rows))
             there = place[at] >= 0
             rings[place[at[there]], where[there]] = page[there]
-        order, names = np.arange(len(rows), dtype=np.int32), rows.astype(np.int32)
-        steps = []
-        for group in range(self._groups):
-            if group in self._appends:
-                append = self._appends[group]
-                column = np.minimum(start // append.layout.block_tokens, append.table.shape[1] - 1)
-                layout, table, named = append.layout, append.table, names
-                written = table[rows, column]
-            else:
+        pages = np.empty((len(self._layouts), len(rows)), np.int32)
+        tables = []
+        for group, layout in enumerate(self._layouts):
+            if (append := self._appends.get(group)) is None:
                 ring = self._ring_of[group]
-                layout, named, written = self._rings.layouts[ring], order, pages[ring]
-                table = rings[:, self._rings.slices[ring]]
-            places = (start % layout.block_tokens).astype(np.int32)
-            fresh = np.full(len(rows), layout.group.law.reads_before_writing)
-            if lengths is not None:
-                written, places = np.repeat(written, lengths), np.repeat(places, lengths)
-            spans = self._spans[group]
-            for index, row in enumerate(rows.tolist() if spans else ()):
-                if (span := spans.get(row)) is None:
-                    continue
-                fresh[index] = span.plan.fresh
-                part = slice(int(query_start[index]), int(query_start[index + 1]))
-                written[part], places[part] = span.placed(
-                    layout.block_tokens, growing=layout.fixed is None
-                )
-                if span.plan.fresh and layout.fixed is not None:
-                    table[index] = span.past
-            steps.append(
-                GroupStep(
-                    table=table,
-                    rows=named,
-                    fixed=layout.fixed,
-                    turning=layout.turning,
-                    block_tokens=layout.block_tokens,
-                    fresh=fresh,
-                    write_page=written,
-                    write_row=places,
-                )
-            )
-        self._spans = [{} for _ in range(self._groups)]
-        self._elsewhere = []
-        assert all((step.write_page >= NO_PAGE).all() for step in steps)
-        return tuple(steps)
+                pages[group] = turning[ring]
+                tables.append(rings[:, self._rings.slices[ring]])
+            else:
+                column = np.minimum(start // layout.block_tokens, append.table.shape[1] - 1)
+                pages[group] = append.table[rows, column]
+                tables.append(append.table)
+        return pages, tables
+
+    def _place(
+        self,
+        group: int,
+        rows: np.ndarray,
+        query_start: np.ndarray,
+        table: np.ndarray,
+        part: tuple[np.ndarray, np.ndarray, np.ndarray],
+    ) -> None:
+        """Enter the chunks of a group into its pages, places and ``fresh``, in place."""
+        pages, places, fresh = part
+        layout, spans = self._layouts[group], self._spans[group]
+        for index, row in enumerate(rows.tolist()):
+            if (span := spans.get(row)) is None:
+                continue
+            fresh[index] = span.plan.fresh
+            own = slice(int(query_start[index]), int(query_start[index + 1]))
+            growing = layout.fixed is None
+            pages[own], places[own] = span.placed(layout.block_tokens, growing=growing)
+            if span.plan.fresh and not growing:
+                table[index] = span.past

@@ -49,7 +49,7 @@ class Moves:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PoolSnapshot:
-    """The pool for a viewer: read-only views that change as the pool does.
+    """The pool for a viewer, read-only. ``slab_bucket`` changes as the pool does.
 
     slab_bucket: int32 [slabs], -1 where a slab is free. states: uint8 ``PageState`` [slabs, widest
     slab]; only the first ``pages_per_slab(bucket)`` of a row are pages.

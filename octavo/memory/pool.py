@@ -40,18 +40,20 @@ class PagePool:
 
         free   --allocate-->  held                     one reference
         held   --retain/release-->  held               while references > 0
-        held   --release, naming a step-->  limbo      steps in flight have every reference, until
-        their receipts held | limbo --last reference gone-->  cached  the prefix index uses it
-        (keep), else free cached | limbo --retain-->  held               a prefix hit
-        cached --reclaim-->  held                      its only user's use becomes a reference
+        held   --release, naming a step-->  limbo      steps in flight have every reference
+        held | limbo --last reference gone-->  cached  the prefix index uses it (keep), else free
+        cached | limbo --retain-->  held               a prefix hit
+        cached --trade-->  held                        its only user's use becomes a reference
         cached --drop-->  free                         evicted
 
+    A page leaves limbo with the receipts of its steps. Limbo is not written down: a page is in it
+    while steps have taken over as many references as there are.
+
     Allocation takes from the fullest slab that has a free page (lowest address among equals), and a
-    new slab only when the
-    bucket has no free page: nearly empty slabs are left to drain and become free by themselves,
-    which is what keeps fragmentation low without moving anything. What fragmentation remains
-    ``compact`` undoes, one slab at a time. Because it can always do so, ``fits`` may count pages
-    instead of slabs and is exact.
+    new slab only when the bucket has no free page: nearly empty slabs are left to drain and become
+    free by themselves, which is what keeps fragmentation low without moving anything. What
+    fragmentation remains ``compact`` undoes, one slab at a time. Because it can always do so,
+    ``fits`` may count pages instead of slabs and is exact.
 
     What a step in flight may still touch is no victim, whether or not the index uses it too: the
     step has taken the reference over. Such pages may move, since copies run in order behind the
@@ -97,9 +99,23 @@ class PagePool:
         return self._num_free_slabs
 
     def counts(self, bucket: int) -> Counts:
-        """Pages of a bucket by state. O(1)."""
-        free, held, cached, limbo = self._counts[bucket].tolist()
-        return Counts(free=free, cached=cached, held=held, limbo=limbo)
+        """Pages of a bucket by state. O(pages that steps in flight have taken over)."""
+        free, held, cached, _ = self._counts[bucket].tolist()
+        ids = self._in_limbo()
+        limbo = int(np.count_nonzero(self._slab_bucket[ids // self._width] == bucket))
+        return Counts(free=free, cached=cached, held=held - limbo, limbo=limbo)
+
+    @property
+    def waiting(self) -> bool:
+        """Are there pages in limbo?"""
+        return bool(len(self._in_limbo()))
+
+    def _in_limbo(self) -> Ids:
+        """Rows of pages all of whose references steps have taken over."""
+        if not self._limbo:
+            return np.zeros(0, np.int64)
+        ids = np.unique(np.concatenate([rows for _, rows in self._limbo]))
+        return ids[self._references[ids] == self._in_flight[ids]]
 
     def ready(self, wanted: Sequence[int]) -> bool:
         """Whether ``allocate`` can serve ``wanted[bucket]`` pages of every bucket now, without
@@ -124,11 +140,12 @@ class PagePool:
         slab))`` slabs: cached pages can be reclaimed, all others but pinned ones can be moved
         together. A pinned cached page counts as held.
         """
-        counts = self._counts.tolist()
+        # Pages in limbo have references, and are counted as held here.
+        held = self._counts[:, _HELD].tolist()
         pinned_cached, pinned_slabs = self._pinned_by_bucket()
         slabs = 0
         for bucket, (want, per_slab) in enumerate(zip(wanted, self._per_slab, strict=True)):
-            stay = counts[bucket][_HELD] + counts[bucket][_LIMBO] + pinned_cached[bucket]
+            stay = held[bucket] + pinned_cached[bucket]
             slabs += max(pinned_slabs[bucket], ceil_div(stay + want, per_slab))
         return max(0, slabs - self.layout.num_slabs)
 
@@ -161,8 +178,9 @@ class PagePool:
         return self._read(self._in_flight, pages)
 
     def snapshot(self) -> PoolSnapshot:
-        """What every slab and page is, without copying."""
-        bucket, states = self._slab_bucket.view(), self._states.view()
+        """What every slab and page is."""
+        bucket, states = self._slab_bucket.view(), self._states.copy()
+        states.reshape(-1)[self._in_limbo()] = _LIMBO
         bucket.flags.writeable = states.flags.writeable = False
         return PoolSnapshot(slab_bucket=bucket, states=states)
 
@@ -204,20 +222,36 @@ class PagePool:
         if not np.size(pages):
             return
         rows = self._live(pages)
+        if step is not None:
+            self._take_over(rows, step)
+            return
         ids, times = _tally(rows)
-        self._demand(
-            self._references[ids] - self._in_flight[ids] >= times,
-            ids,
-            "released more often than held",
-        )
-        if step is None:
-            self._settle(ids, self._references[ids] - times, self._uses[ids])
-        else:
-            self._in_flight[ids] += times
-            self._limbo.append((step, rows))
-            self._transition(
-                ids, np.where(self._references[ids] > self._in_flight[ids], _HELD, _LIMBO)
-            )
+        held = self._references[ids] - self._in_flight[ids]
+        self._demand(held >= times, ids, "released more often than held")
+        self._settle(ids, self._references[ids] - times, self._uses[ids])
+
+    def _take_over(self, rows: Ids, step: int) -> None:
+        """One reference per entry is the step's now."""
+        np.add.at(self._in_flight, rows, 1)
+        fair = self._in_flight[rows] <= self._references[rows]
+        if not fair.all():
+            np.subtract.at(self._in_flight, rows, 1)
+            self._demand(fair, rows, "released more often than held")
+        self._limbo.append((step, rows))
+
+    def trade(self, kept: npt.ArrayLike, held: npt.ArrayLike, step: int) -> npt.NDArray[np.bool_]:
+        """Where ``kept[i]`` is cached and the caller's use its only one, that use becomes a
+        reference; and ``held[i]``, of which the caller has a reference, goes the other way: it is
+        used, and ``step`` takes the reference over. Bool: where that was done.
+        """
+        ids = self._live(np.concatenate([kept, held])).reshape(2, -1)
+        mine = (self._references[ids[0]] == 0) & (self._uses[ids[0]] + self._pins[ids[0]] == 1)
+        into, out = ids[0][mine], ids[1][mine]
+        self._take_over(out, step)
+        self._uses[out] += 1
+        self._references[into], self._uses[into] = 1, 0
+        self._transition(into, _HELD)
+        return np.asarray(mine, np.bool_)
 
     def keep(self, pages: npt.ArrayLike) -> None:
         """One more use by the prefix index per entry of ``pages``; what is held, cached or in limbo
@@ -236,17 +270,6 @@ class PagePool:
         left = self._uses[ids] - times
         self._demand(left >= 0, ids, "dropped more often than kept")
         self._settle(ids, self._references[ids], left)
-
-    def reclaim(self, pages: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-        """Turn the caller's use of cached pages into a reference. Bool: only where nobody else uses
-        or pins the page.
-        """
-        ids = self._live(pages)
-        mine = (self._references[ids] == 0) & (self._uses[ids] + self._pins[ids] == 1)
-        ids = ids[mine]
-        self._references[ids], self._uses[ids] = 1, 0
-        self._transition(ids, _HELD)
-        return np.asarray(mine, np.bool_)
 
     def pin(self, pages: npt.ArrayLike) -> None:
         """Forbid that these held or cached pages move. Counts; every pin wants an ``unpin``."""
@@ -271,6 +294,7 @@ class PagePool:
             self._limbo = [(tag, rows) for tag, rows in self._limbo if tag > step]
             ids, times = _tally(np.concatenate(done))
             self._in_flight[ids] -= times
+            assert (self._in_flight[ids] >= 0).all(), "a step gives up what it has taken over"
             self._settle(ids, self._references[ids] - times, self._uses[ids])
 
     def compact(self) -> Moves | None:
@@ -350,9 +374,7 @@ class PagePool:
             )
         self._references[ids] = references
         self._uses[ids] = uses
-        after = np.where(
-            references > self._in_flight[ids], _HELD, np.where(references > 0, _LIMBO, _CACHED)
-        )
+        after = np.where(references > 0, _HELD, _CACHED)
         after[gone] = _FREE
         self._transition(ids, after)
         if leaves:
@@ -552,13 +574,8 @@ class PagePool:
         assert (references >= 0).all() and (uses >= 0).all() and (pins >= 0).all(), (
             "a count is negative"
         )
-        assert ((references > self._in_flight) == (states == _HELD)).all(), (
-            "held if and only if a request references it"
-        )
-        limbo = (references == self._in_flight) & (references > 0)
-        assert (limbo == (states == _LIMBO)).all(), (
-            "in limbo if and only if steps have all references"
-        )
+        assert ((references > 0) == (states == _HELD)).all(), "held if and only if referenced"
+        assert (self._in_flight <= references).all(), "steps take over what there is"
         assert (((references == 0) & (uses > 0)) == (states == _CACHED)).all(), (
             "cached if and only if only used"
         )

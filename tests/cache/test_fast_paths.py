@@ -76,21 +76,21 @@ def journal(*groups: ToyGroup, budget: int, depth: int) -> list[object]:
 def test_a_state_that_trades_pages_with_its_checkpoint_is_as_one_that_takes_new_ones(
     budget: int, depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    groups, traded, reclaim = (
+    groups, traded, trade = (
         (full(), state(), ToyGroup(law=Tail(4, 4), block_tokens=4)),
         0,
-        PagePool.reclaim,
+        PagePool.trade,
     )
 
-    def counted(self: PagePool, pages: np.ndarray) -> np.ndarray:
+    def counted(self: PagePool, kept: np.ndarray, held: np.ndarray, step: int) -> np.ndarray:
         nonlocal traded
-        mine = reclaim(self, pages)
+        mine = trade(self, kept, held, step)
         traded += int(np.count_nonzero(mine))
         return mine
 
-    monkeypatch.setattr(PagePool, "reclaim", counted)
+    monkeypatch.setattr(PagePool, "trade", counted)
     quick = journal(*groups, budget=budget, depth=depth)
-    monkeypatch.setattr(PagePool, "reclaim", lambda self, pages: np.zeros(len(pages), bool))
+    monkeypatch.setattr(PagePool, "trade", lambda self, kept, held, step: np.zeros(len(kept), bool))
     assert quick == journal(*groups, budget=budget, depth=depth) and traded > 4
 
 

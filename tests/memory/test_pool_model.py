@@ -166,14 +166,26 @@ class PoolMachine(RuleBasedStateMachine):
             self.model.pages[address].uses += 1
 
     @rule(data=st.data())
-    def reclaim(self, data: st.DataObject) -> None:
-        pages = sorted(set(self.draw(data)))
-        mine = self.pool.reclaim(np.array(pages, np.int32)).tolist()
-        for address, taken in zip(pages, mine, strict=True):
-            page = self.model.pages[address]
+    def trade(self, data: st.DataObject) -> None:
+        kept = sorted(set(self.draw(data)))
+        held = sorted(
+            address
+            for address, page in self.model.pages.items()
+            if page.requests and address not in kept
+        )
+        pairs = list(zip(kept, held, strict=False))
+        mine = self.pool.trade(
+            np.array([pair[0] for pair in pairs], np.int32),
+            np.array([pair[1] for pair in pairs], np.int32),
+            self.step,
+        )
+        for (kept_one, held_one), taken in zip(pairs, mine.tolist(), strict=True):
+            page, other = self.model.pages[kept_one], self.model.pages[held_one]
             assert taken == (page.references == 0 and page.uses == 1 and not page.pins)
             if taken:
                 page.references, page.uses = 1, 0
+                other.uses += 1
+                other.steps.append(self.step)
 
     @rule(data=st.data(), which=st.sampled_from(["requests", "uses"]))
     def let_go(self, data: st.DataObject, which: str) -> None:

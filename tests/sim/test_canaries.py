@@ -121,10 +121,15 @@ def rolling_checkpoints_stay_behind(patch: pytest.MonkeyPatch) -> None:
     """A decoding request offers what it kept at an earlier unit as what its last one needs."""
     roll = RollingCheckpoints.roll
 
-    def once(self: RollingCheckpoints, rows: np.ndarray, n: np.ndarray) -> list[Trades]:
+    def once(self: RollingCheckpoints, rows: np.ndarray, n: np.ndarray, step: int) -> list[Trades]:
         first = (self.kept[rows] == NO_PAGE).all(axis=1)
         self.kept_at[rows] = n
-        return roll(self, rows[first], n[first])
+        trades = []
+        for trade in roll(self, rows[first], n[first], step):
+            done = np.zeros(len(rows), bool)
+            done[first] = trade.done
+            trades.append(Trades(ring=trade.ring, done=done, pages=trade.pages))
+        return trades
 
     patch.setattr(RollingCheckpoints, "roll", once)
 
