@@ -1,6 +1,6 @@
 """A published trace through scheduler and cache: seconds, hits and evictions on real layouts.
 
-Owns the matrix and what it prints; a run is ``octavo.sim.replay``. The form is that of the peer's
+Owns the matrix and what it prints; a run is ``octavo.sim.traffic``. The form is that of the peer's
 figures it stands beside: conversations, prompts cut to whole blocks of 512 tokens and one token of
 their own, eight requests running, 8,192 tokens a step. Seconds are processor time in scheduler
 *and* cache over all steps, hashing included; the peer's are those of its cache alone, hashing
@@ -26,8 +26,8 @@ from rich.progress import track
 from rich.table import Table
 
 from octavo.sim.generate import load_trace
-from octavo.sim.replay import POLICIES, Load, layout_for, replay
 from octavo.sim.traces import align
+from octavo.sim.traffic import POLICIES, Load, layout_for, send
 from octavo.spec.stream import CacheDtypes
 
 
@@ -91,14 +91,14 @@ class Case:
 
 
 def measure(case: Case) -> dict[str, Any]:
-    """Replay, with what was there before out of the garbage collector's sight."""
+    """One run, with what was there before out of the garbage collector's sight."""
     name = case.config.stem
     dtypes = CacheDtypes() if case.usual_dtypes else MODELS.get(name, CacheDtypes())
     requests = align(load_trace(str(case.trace), limit=case.limit))
     layout = layout_for(case.config, memory=case.gib << 30, profile=case.profile, dtypes=dtypes)
     gc.collect()
     gc.freeze()
-    report = replay(
+    report = send(
         layout,
         requests,
         Load(closed=case.running),
@@ -202,7 +202,7 @@ def main(
     results = []
     with ProcessPoolExecutor(1, max_tasks_per_child=1) as pool:
         for result in track(
-            pool.map(measure, cases), description="Replaying", total=len(cases), console=console
+            pool.map(measure, cases), description="Sending", total=len(cases), console=console
         ):
             results.append(result)
             console.print(

@@ -334,7 +334,7 @@ def sim(
     trace: Annotated[
         str | None,
         typer.Option(
-            help="Replay this traffic: a file, or a generator such as zipf:seed=3,requests=500"
+            help="Send this traffic: a file, or a generator such as zipf:seed=3,requests=500"
             " (uniform, zipf, scans, loops, sessions, agents, phases, salts).",
             show_default=False,
         ),
@@ -416,12 +416,12 @@ def sim(
     processes: Annotated[
         int | None,
         typer.Option(
-            help="Replays at once. Default: as many as processors.", show_default=False, min=1
+            help="Runs at once. Default: as many as processors.", show_default=False, min=1
         ),
     ] = None,
     html: Annotated[
         Path | None,
-        typer.Option(help="Write one self-contained page of the replay.", show_default=False),
+        typer.Option(help="Write one self-contained page of the hits.", show_default=False),
     ] = None,
     replay: Annotated[
         Path | None,
@@ -462,8 +462,8 @@ def sim(
                 raise ConfigError(f"{option} is about traffic: give --trace as well")
         run(first=seed, count=count, steps=steps, model=model, json=json)
         return
-    from octavo.cli import trace as command
-    from octavo.sim.replay import Load
+    from octavo.cli import traffic as command
+    from octavo.sim.traffic import Load
 
     if model is None:
         raise ConfigError("trace needs a model: give --config with the path of a config.json")

@@ -1,4 +1,4 @@
-"""Replays of a trace as one page of HTML that needs nothing else, in the style of plans.
+"""What a cache made of a trace, as one page of HTML that needs nothing else, in the style of plans.
 
 Owns the page: the curve of hits over memory, where the rest went, and tables. Knows reports only;
 all text is escaped.
@@ -24,7 +24,7 @@ from octavo.plan.html import (
     legend,
     table,
 )
-from octavo.sim.replay import ReplayReport
+from octavo.sim.traffic import TrafficReport
 
 CAUSES: Mapping[str, str] = MappingProxyType(
     {
@@ -41,19 +41,19 @@ CAUSES: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True)
 class Title:
-    """What was replayed, in words: of the model's config, of the trace, and how it was driven."""
+    """What was sent, in words: of the model's config, of the trace, and how it was driven."""
 
     model: str
     trace: str
     driven: str
 
 
-def page(title: Title, reports: Sequence[ReplayReport]) -> str:
+def page(title: Title, reports: Sequence[TrafficReport]) -> str:
     """The whole page. Reports come by policy and memory, in any order."""
     return document(f"Cache hits: {title.model}", _parts(title, reports))
 
 
-def by_policy(reports: Sequence[ReplayReport]) -> dict[str, list[ReplayReport]]:
+def by_policy(reports: Sequence[TrafficReport]) -> dict[str, list[TrafficReport]]:
     """Reports of every policy, by growing memory."""
     return {
         policy: sorted(
@@ -63,7 +63,7 @@ def by_policy(reports: Sequence[ReplayReport]) -> dict[str, list[ReplayReport]]:
     }
 
 
-def _parts(title: Title, reports: Sequence[ReplayReport]) -> Iterator[str]:
+def _parts(title: Title, reports: Sequence[TrafficReport]) -> Iterator[str]:
     first, curves = reports[0], by_policy(reports)
     yield (
         f"<h1>{escape(title.model)}</h1><p>{escape(title.trace)}; {escape(title.driven)}.</p><p>"
@@ -79,7 +79,7 @@ def _parts(title: Title, reports: Sequence[ReplayReport]) -> Iterator[str]:
     yield from _tables(reports)
 
 
-def _tables(reports: Sequence[ReplayReport]) -> Iterator[str]:
+def _tables(reports: Sequence[TrafficReport]) -> Iterator[str]:
     yield table(
         ("eviction",),
         (
@@ -145,7 +145,7 @@ def _tables(reports: Sequence[ReplayReport]) -> Iterator[str]:
         )
 
 
-def _curve(curves: Mapping[str, Sequence[ReplayReport]]) -> str:
+def _curve(curves: Mapping[str, Sequence[TrafficReport]]) -> str:
     """Hits over memory, one line for every policy, and the most that is possible."""
     reports = [each for found in curves.values() for each in found]
     least, most = min(each.memory for each in reports), max(each.memory for each in reports)
@@ -193,7 +193,7 @@ def _curve(curves: Mapping[str, Sequence[ReplayReport]]) -> str:
     )
 
 
-def _bars(reports: Sequence[ReplayReport], *, height: int = 26) -> str:
+def _bars(reports: Sequence[TrafficReport], *, height: int = 26) -> str:
     """One bar for every size: hits, and misses by cause, as parts of all prompt tokens."""
     causes = [cause for cause in CAUSES if any(_lost(each, cause) for each in reports)]
     colours = dict(zip(("hits", *causes), COLOURS, strict=False))
@@ -220,7 +220,7 @@ def _bars(reports: Sequence[ReplayReport], *, height: int = 26) -> str:
     )
 
 
-def _lost(report: ReplayReport, cause: str) -> float:
+def _lost(report: TrafficReport, cause: str) -> float:
     """Part of all prompt tokens that was missed for one cause."""
     miss = report.misses.get(cause)
     return 0.0 if miss is None else miss.tokens / max(1, report.prompt_tokens)

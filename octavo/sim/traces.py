@@ -1,4 +1,4 @@
-"""Traffic that can be replayed: which requests come, when, and what they have in common.
+"""Traffic to be sent: which requests come, when, and what they have in common.
 
 Owns ``TraceRequest`` and the two formats of files: Mooncake's, and a simple one of octavo's
 (``docs/simulating.md``). Knows no scheduler, no cache and no clock. Generators of traffic are in

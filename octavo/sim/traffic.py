@@ -1,7 +1,7 @@
 """What a model's cache would make of given traffic: the real scheduler and cache, driven by a
 device that computes nothing.
 
-Owns ``replay`` and its report: the order of arrivals, a model of how long a step takes, and what is
+Owns ``send`` and its report: the order of arrivals, a model of how long a step takes, and what is
 counted. Knows the scheduler's public face, and of the cache what ``cache/inspect.py`` tells. Clocks
 come in as arguments; nothing here depends on what they say but the seconds that are reported.
 """
@@ -43,7 +43,7 @@ Clock = Callable[[], float]
 """Seconds of processor time since some moment."""
 
 
-class ReplayError(OctavoError):
+class TrafficError(OctavoError):
     """The scheduler could not go on although requests are waiting."""
 
 
@@ -133,7 +133,7 @@ class Waits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReplayReport:
+class TrafficReport:
     """What became of a trace.
 
     memory: bytes asked for; arena: bytes in slabs. requests: served; refused: those too long for
@@ -328,7 +328,7 @@ class _Served:
     possible: int
 
 
-class _Replay:
+class _Run:
     """One trace, one scheduler and one cache."""
 
     def __init__(
@@ -435,11 +435,11 @@ class _Replay:
         )
 
     def _wait(self) -> None:
-        """Nothing can run: go on to the next arrival. Raises ReplayError where there is none."""
+        """Nothing can run: go on to the next arrival. Raises TrafficError where there is none."""
         if self._load.closed is None and self._coming and not self.scheduler.has_work:
             self._now = max(self._now, self._coming[0][1].arrival / self._load.speed)
         elif self.scheduler.has_work:
-            raise ReplayError(
+            raise TrafficError(
                 f"nothing can be scheduled though {self.scheduler.num_waiting} requests wait and"
                 f" {self.scheduler.num_running} run"
             )
@@ -482,13 +482,13 @@ class _Replay:
             for law in dict.fromkeys(why.limited_by):
                 tally.limited[law] += min(why.matched_tokens, limit) - hit
 
-    def report(self, *, memory: int, eviction: str, seconds: float) -> ReplayReport:
+    def report(self, *, memory: int, eviction: str, seconds: float) -> TrafficReport:
         """What was counted, in ``seconds`` of processor time altogether."""
         tally, cache = self.tally, self.scheduler.cache
         needed = tally.prompt_tokens - tally.hit_tokens + tally.output_tokens - tally.served
         manager = tally.add + tally.schedule + tally.commit
         firsts = sorted(self._first_tokens) or [0.0]
-        return ReplayReport(
+        return TrafficReport(
             memory=memory,
             arena=count_bytes(cache).total,
             eviction=eviction,
@@ -534,7 +534,7 @@ def _cause(why: HitExplanation, possible: int) -> str:
     return str(why.cause)
 
 
-def replay(
+def send(
     layout: CacheLayout,
     requests: Sequence[TraceRequest],
     load: Load,
@@ -544,7 +544,7 @@ def replay(
     eviction: str = "lru",
     check: bool = False,
     on_progress: Callable[[int], None] = lambda over: None,
-) -> ReplayReport:
+) -> TrafficReport:
     """Send a trace through scheduler and cache.
 
     clock: processor time, for the seconds in the report. memory: bytes that the layout was made
@@ -559,7 +559,7 @@ def replay(
     if eviction not in POLICIES:
         raise ConfigError(f"eviction {eviction!r} is not known; known: {', '.join(POLICIES)}")
     began = clock()
-    run = _Replay(layout, requests, load, clock=clock, check=check)
+    run = _Run(layout, requests, load, clock=clock, check=check)
     run.run(on_progress)
     slabs = layout.arena.num_slabs * layout.arena.slab_units * layout.arena.unit_bytes
     return run.report(memory=memory or slabs, eviction=eviction, seconds=clock() - began)

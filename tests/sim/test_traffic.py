@@ -1,4 +1,4 @@
-"""Replays: counts that can be known without any cache, arrivals and queues, runs whose every read
+"""Traffic: counts that can be known without any cache, arrivals and queues, runs whose every read
 and write is checked, and hits of every policy beside those of the simplest one.
 """
 
@@ -17,8 +17,8 @@ from octavo.sim.fake import Violation
 from octavo.sim.generate import GENERATORS, load_trace
 from octavo.sim.model import ToyGroup, toy_layout
 from octavo.sim.page import Title, page
-from octavo.sim.replay import POLICIES, Load, ReplayReport, replay
 from octavo.sim.traces import TraceRequest
+from octavo.sim.traffic import POLICIES, Load, TrafficReport, send
 from octavo.spec.law import Everything, Snapshot, Window
 
 SMALL = "length=48,own=8,output=6"
@@ -53,9 +53,9 @@ def layout(*, slabs: int, bounded: bool = True) -> CacheLayout:
 
 def run(
     requests: Sequence[TraceRequest], where: CacheLayout, *, eviction: str = "lru", **load: object
-) -> ReplayReport:
+) -> TrafficReport:
     ticks = count()
-    return replay(
+    return send(
         where,
         requests,
         Load(**{"closed": 4, "max_num_batched_tokens": 128, **load}),  # type: ignore[arg-type]
@@ -147,7 +147,7 @@ def test_a_checked_run_reads_what_it_should_and_changes_nothing(name: str) -> No
     requests, ticks = traffic(name, 40), count()
     load = Load(closed=4, max_num_batched_tokens=64, checkpoint_interval=24)
     plain, checked = (
-        replay(layout(slabs=30), requests, load, clock=lambda: next(ticks), check=check)
+        send(layout(slabs=30), requests, load, clock=lambda: next(ticks), check=check)
         for check in (False, True)
     )
     assert checked.checked_entries > 5_000 and plain.checked_entries == 0
@@ -164,11 +164,11 @@ def test_a_checked_run_reads_what_it_should_and_changes_nothing(name: str) -> No
 def test_a_checked_run_finds_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StepUnderway, "take_copies", lambda self: ())
     with pytest.raises(Violation, match="reads tokens"):
-        replay(layout(slabs=30), traffic("zipf", 40), Load(closed=4), clock=float, check=True)
+        send(layout(slabs=30), traffic("zipf", 40), Load(closed=4), clock=float, check=True)
 
 
 @cache
-def under_pressure(name: str, policy: str) -> ReplayReport:
+def under_pressure(name: str, policy: str) -> TrafficReport:
     """A run at a size at which a good part of the trace does not fit."""
     return run(traffic(name), layout(slabs=60), eviction=policy)
 

@@ -26,8 +26,8 @@ from octavo.base import ConfigError
 from octavo.config import format_size, parse_size
 from octavo.sim.generate import load_trace
 from octavo.sim.page import CAUSES, Title, page
-from octavo.sim.replay import POLICIES, Load, ReplayReport, layout_for, replay
 from octavo.sim.traces import TraceRequest, align
+from octavo.sim.traffic import POLICIES, Load, TrafficReport, layout_for, send
 from octavo.spec.stream import CacheDtypes, full_dtype
 
 ASSUMED_MEMORY = "80GiB"
@@ -86,8 +86,8 @@ class Job:
         """What progress calls it."""
         return f"{format_size(self.memory)} {self.eviction}"
 
-    def run(self, on_progress: Callable[[int], None]) -> ReplayReport:
-        """Replay."""
+    def run(self, on_progress: Callable[[int], None]) -> TrafficReport:
+        """Send the trace."""
         layout = layout_for(
             self.cache.config,
             memory=self.memory,
@@ -95,7 +95,7 @@ class Job:
             dtypes=self.cache.dtypes,
             max_model_len=self.cache.max_model_len,
         )
-        return replay(
+        return send(
             layout,
             self.source.read(),
             self.load,
@@ -119,8 +119,8 @@ def run(
     json: bool,
     html: Path | None,
 ) -> None:
-    """Replay for every memory and policy, and show it. Exits with 1 where ``check`` finds the cache
-    wrong.
+    """Send the trace to a cache of every memory and policy, and show what came of it. Exits with 1
+    where ``check`` finds the cache wrong.
     """
     sizes = [parse_size(size, "memory") for size in memory or (ASSUMED_MEMORY,)]
     if unknown := [policy for policy in eviction if policy not in POLICIES]:
@@ -141,7 +141,7 @@ def run(
             max_model_len=cache.max_model_len,
         )
     try:
-        reports = _replay_all(jobs, len(requests), processes or os.cpu_count() or 1, quiet=json)
+        reports = _run_all(jobs, len(requests), processes or os.cpu_count() or 1, quiet=json)
     except AssertionError as error:
         typer.echo(f"{type(error).__name__}: {error}", err=True)
         raise typer.Exit(1) from error
@@ -154,9 +154,9 @@ def run(
         _print(title, reports)
 
 
-def _replay_all(
+def _run_all(
     jobs: Sequence[Job], requests: int, processes: int, *, quiet: bool
-) -> list[ReplayReport]:
+) -> list[TrafficReport]:
     console = Console(stderr=True)
     with Progress(
         TextColumn("{task.description}"),
@@ -185,11 +185,11 @@ _AT_ONCE = 16
 
 def _in_processes(
     jobs: Sequence[Job], processes: int, on_progress: Callable[[int, int], None]
-) -> list[ReplayReport]:
+) -> list[TrafficReport]:
     with Manager() as manager, ProcessPoolExecutor(min(processes, len(jobs))) as pool:
         told: Queue[tuple[int, int]] = manager.Queue()
         futures = [pool.submit(_work, job, index, told) for index, job in enumerate(jobs)]
-        waiting: set[Future[ReplayReport]] = set(futures)
+        waiting: set[Future[TrafficReport]] = set(futures)
         try:
             while waiting:
                 done, waiting = wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED)
@@ -211,7 +211,7 @@ def _drain(told: Queue[tuple[int, int]]) -> Iterator[tuple[int, int]]:
             return
 
 
-def _work(job: Job, index: int, told: Queue[tuple[int, int]]) -> ReplayReport:
+def _work(job: Job, index: int, told: Queue[tuple[int, int]]) -> TrafficReport:
     """One run in a process of its own."""
     more = 0
 
@@ -247,11 +247,11 @@ def _title(source: Source, cache: Cache, load: Load) -> Title:
     )
 
 
-def _to_json(title: Title, reports: Sequence[ReplayReport]) -> dict[str, Any]:
+def _to_json(title: Title, reports: Sequence[TrafficReport]) -> dict[str, Any]:
     return {**vars(title), "version": 1, "runs": [report.to_json() for report in reports]}
 
 
-def _print(title: Title, reports: Sequence[ReplayReport]) -> None:
+def _print(title: Title, reports: Sequence[TrafficReport]) -> None:
     console = Console()
     console = console if console.is_terminal else Console(width=160)
     first = reports[0]
@@ -273,7 +273,7 @@ def _print(title: Title, reports: Sequence[ReplayReport]) -> None:
         console.print(f"every one of {checked:,} entries read was the right one", highlight=False)
 
 
-def _runs(reports: Sequence[ReplayReport]) -> Table:
+def _runs(reports: Sequence[TrafficReport]) -> Table:
     made = Table()
     made.add_column("eviction")
     for name in (
@@ -304,7 +304,7 @@ def _runs(reports: Sequence[ReplayReport]) -> Table:
     return made
 
 
-def _misses(reports: Sequence[ReplayReport]) -> Table:
+def _misses(reports: Sequence[TrafficReport]) -> Table:
     made = Table()
     for name in ("eviction", "memory"):
         made.add_column(name)
@@ -323,7 +323,7 @@ def _misses(reports: Sequence[ReplayReport]) -> Table:
     return made
 
 
-def _limited(reports: Sequence[ReplayReport]) -> Table:
+def _limited(reports: Sequence[TrafficReport]) -> Table:
     made = Table()
     for name in ("eviction", "memory", "because of"):
         made.add_column(name)
