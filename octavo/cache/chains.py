@@ -15,7 +15,7 @@ import numpy as np
 from octavo.base import NO_PAGE
 from octavo.cache.block_plan import Promise, blocks_in
 from octavo.cache.hits import Grain
-from octavo.cache.prefix import ROOT, Claim, PrefixIndex
+from octavo.cache.index.tree import ROOT, Claim, PrefixIndex
 from octavo.cache.tables import AppendTable, GroupTable
 from octavo.memory.pool import PagePool
 from octavo.memory.remap import Remap

@@ -17,9 +17,10 @@ from octavo.base import NO_PAGE
 from octavo.cache.block_plan import NEVER, NO_PAGES, BlockPlan, Promise
 from octavo.cache.chains import Chains
 from octavo.cache.group_step import copy_jobs
-from octavo.cache.hits import Hits, Match, grains_of
+from octavo.cache.hits import Grain, Hits, Match, grains_of
+from octavo.cache.index.policy import DEFAULT_POLICY, make_policy
+from octavo.cache.index.tree import Lane, PrefixIndex
 from octavo.cache.layout import CacheLayout, pages_by_bucket
-from octavo.cache.prefix import PrefixIndex
 from octavo.cache.rolling import RollingCheckpoints
 from octavo.cache.schedule import DecodeSchedule
 from octavo.cache.tables import AppendTable, GroupTable, Rings, RingTable, TurnPlan
@@ -49,10 +50,23 @@ class TokenPlan:
     pages: Sequence[int]
 
 
+def _lanes(layout: CacheLayout, grains: Sequence[Grain]) -> list[Lane]:
+    """The index's lanes of all groups, one after another."""
+    return [
+        Lane(
+            lets_go=group.group.law.prefix is not None,
+            page_bytes=group.page_units * layout.arena.unit_bytes,
+            units=max(1.0, group.block_tokens / layout.hash_unit),
+        )
+        for group, grain in zip(layout.groups, grains, strict=True)
+        for _ in grain.lanes
+    ]
+
+
 class KVCacheCoordinator:
     """All groups of one model. Rows are table rows; ``n`` counts tokens.
 
-    first_size: how large structures that grow are at first.
+    first_size: how large structures that grow are at first. eviction: a policy's name.
     """
 
     def __init__(
@@ -63,6 +77,7 @@ class KVCacheCoordinator:
         max_nodes: int = 1 << 22,
         max_ghosts: int = 1 << 16,
         first_size: int = 16,
+        eviction: str = DEFAULT_POLICY,
     ) -> None:
         self.layout, self._unit, self._rows = layout, layout.hash_unit, rows
         self.pool = PagePool(layout.arena)
@@ -81,11 +96,14 @@ class KVCacheCoordinator:
         tables: dict[int, GroupTable] = {**self.appends, **self._turning}
         self.groups = tuple(tables[group] for group in range(len(laws)))
         self.grains = grains_of(layout)
-        lets_go = [
-            group in self.bounded for group, grain in enumerate(self.grains) for _ in grain.lanes
-        ]
         self.index = PrefixIndex(
-            self.pool, bounded=lets_go, max_nodes=max_nodes, max_ghosts=max_ghosts
+            self.pool,
+            lanes=_lanes(layout, self.grains),
+            unit_tokens=self._unit,
+            policy=make_policy(eviction),
+            max_nodes=max_nodes,
+            max_ghosts=max_ghosts,
+            first_size=first_size,
         )
         self.hits = Hits(layout, self.grains, self.index)
         self.chains = Chains(
@@ -345,15 +363,16 @@ class KVCacheCoordinator:
     # -- room --------------------------------------------------------------------------------------
 
     def make_ready(self, wanted: Sequence[int]) -> None:
-        """Reclaim until ``allocate`` can serve what ``fits``. Free pages are gathered before
-        anything cached is let go.
+        """Reclaim until ``allocate`` can serve what ``fits``: let go of as much as gathering free
+        pages cannot give, then gather.
         """
+        if self.pool.ready(wanted):
+            return
+        assert self.pool.fits(wanted)
+        self._let_go(wanted)
         while not self.pool.ready(wanted):
-            assert self.pool.fits(wanted)
             moves = self.pool.compact()
-            if moves is None:
-                assert self.index.evict() or self._give_up_kept(), "what fits can be made ready"
-                continue
+            assert moves is not None, "what can be gathered is gathered"
             self.underway.copy(
                 copy_jobs(moves.sources.tolist(), moves.targets.tolist(), moves.units)
             )
@@ -361,12 +380,15 @@ class KVCacheCoordinator:
             self.compactions += 1
             self.moved_pages += len(moves.sources)
 
-    def _give_up_kept(self) -> bool:
-        """Forget one rolling checkpoint that keeps bytes nobody uses. False where there is none."""
-        row = self.rolling.idle_row()
-        if row is not None:
+    def _let_go(self, wanted: Sequence[int]) -> None:
+        """Evict, and where that is not enough forget rolling checkpoints that keep bytes nobody
+        uses, until gathering is enough.
+        """
+        self.index.evict(wanted)
+        while self.pool.gap(wanted):
+            row = self.rolling.idle_row()
+            assert row is not None, "what fits can be made ready"
             self.rolling.forget(row)
-        return row is not None
 
     def _remap(self, moved: Remap) -> None:
         self.index.remap(moved)
@@ -388,8 +410,7 @@ class KVCacheCoordinator:
         others put there first.
         """
         self.chains.publish(row, keys, step)
-        while self.index.full and self.index.evict():
-            pass
+        self.index.shrink()
 
     def claim_promised(self, row: int, n: int, planned: int, step: int | None) -> None:
         """Make resume points of a row's checkpoints up to ``n`` tokens, whose receipts are there.

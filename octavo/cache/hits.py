@@ -17,8 +17,8 @@ import numpy as np
 
 from octavo.base import NO_PAGE, ceil_div
 from octavo.cache.block_plan import blocks_in
+from octavo.cache.index.tree import PrefixIndex
 from octavo.cache.layout import CacheLayout
-from octavo.cache.prefix import PrefixIndex
 
 _FIRST_LOOK = 32
 """Units behind the longest match that a lookup tries first."""

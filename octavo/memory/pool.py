@@ -149,6 +149,26 @@ class PagePool:
             slabs += max(pinned_slabs[bucket], ceil_div(stay + want, per_slab))
         return max(0, slabs - self.layout.num_slabs)
 
+    def gap(self, wanted: Sequence[int]) -> int:
+        """Fewest cached pages that must go before compaction can make ``wanted[bucket]`` more pages
+        of every bucket ready; 0 where it can now.
+
+        As ``shortfall`` counts, but with everything cached staying. To give up the first slab a
+        bucket must lose what stands over in its last one, and a slab's pages for every further one.
+        """
+        counts, slabs, first, every = self._counts.tolist(), 0, [], []
+        _, pinned_slabs = self._pinned_by_bucket()
+        for bucket, (want, per_slab) in enumerate(zip(wanted, self._per_slab, strict=True)):
+            stay = counts[bucket][_HELD] + counts[bucket][_CACHED] + want
+            slabs += max(pinned_slabs[bucket], ceil_div(stay, per_slab))
+            if counts[bucket][_CACHED]:
+                first.append((stay - 1) % per_slab + 1)
+                every.append(per_slab)
+        missing = slabs - self.layout.num_slabs
+        if missing <= 0:
+            return 0
+        return min(first, default=1) + (missing - 1) * min(every, default=1)
+
     def references(self, pages: npt.ArrayLike) -> npt.NDArray[np.int32]:
         """Request references of every page; 0 for what is not a page at present."""
         return self._read(self._references, pages)

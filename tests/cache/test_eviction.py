@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from octavo.cache.eviction import SWEEP, VictimQueue
+from octavo.cache.index.victims import SWEEP, VictimQueue
 
 
 def test_the_lowest_rank_goes_first_whatever_was_replaced() -> None:
@@ -17,7 +17,8 @@ def test_the_lowest_rank_goes_first_whatever_was_replaced() -> None:
                 slow.pop(node, None)
             case 1:
                 lowest = min(slow, key=slow.__getitem__) if slow else None
-                assert queue.pop() == lowest
+                found = queue.pop()
+                assert (found[1] if found else None) == lowest
                 slow.pop(lowest if lowest is not None else -1, None)
             case _:
                 rank = float(rng.randrange(100))
@@ -30,4 +31,5 @@ def test_using_the_same_nodes_again_and_again_takes_no_more_memory() -> None:
     for time in range(10_000):
         queue.put(time % 10, float(time))
         assert len(queue) <= 2 * 10 + SWEEP
-    assert [queue.pop() for _ in range(11)] == [*range(10), None]
+    popped = [queue.pop() for _ in range(11)]
+    assert [found and found[1] for found in popped] == [*range(10), None]

@@ -13,7 +13,7 @@ import pytest
 from octavo.cache import hashing
 from octavo.cache.coordinator import KVCacheCoordinator
 from octavo.cache.hashing import NO_KEYS, PrefixHasher
-from octavo.cache.prefix import PrefixIndex
+from octavo.cache.index.tree import PrefixIndex
 from octavo.cache.schedule import DecodeSchedule
 from octavo.memory.pool import PagePool
 from octavo.sched.step import StepPlan

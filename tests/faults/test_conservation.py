@@ -177,7 +177,7 @@ def test_a_window_that_is_gone_does_not_take_full_attention_with_it() -> None:
     assert kept.sum() < len(nodes) and (index.pages[0][nodes] >= 0).all()
     middle = toy.probe([*prompt[:20], 90])
     assert (middle.matched, middle.hit) == (20, 16)
-    index._drop_claim(int(nodes[3]))
+    index.give_up(int(nodes[3]))
     middle = toy.probe([*prompt[:20], 90])
     assert (middle.matched, middle.hit) == (20, 0)
     toy.add("sibling", [*prompt[:20], 90])

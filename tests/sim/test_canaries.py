@@ -15,8 +15,8 @@ import pytest
 from octavo.base import NO_PAGE
 from octavo.cache.coordinator import KVCacheCoordinator
 from octavo.cache.hits import Hits, Match
+from octavo.cache.index.tree import PrefixIndex
 from octavo.cache.manager import KVCacheManager, Lookup
-from octavo.cache.prefix import PrefixIndex
 from octavo.cache.rolling import RollingCheckpoints, Trades
 from octavo.cache.tables import AppendTable, GroupTable, RingTable
 from octavo.cache.underway import StepUnderway
@@ -225,7 +225,7 @@ def preempted_requests_starve(patch: pytest.MonkeyPatch) -> None:
 
 
 PLANTS: tuple[tuple[Plant, str], ...] = (
-    (window_block_let_go_early, "blocks are held|reads tokens"),
+    (window_block_let_go_early, "blocks are held|reads tokens|out of bounds"),
     (published_before_the_receipt, "reads tokens|offers to others"),
     (no_copy_on_write, "offers to others"),
     (forks_write_where_their_source_does, "writes in the same step|reads tokens|offers to others"),
