@@ -342,23 +342,23 @@ class KVCacheCoordinator:
         whatever the schedule says.
         """
         turns = np.ones((len(self.rolling_groups), len(rows)), bool)
+        self.schedule.rolled(self.rolling_groups, rows, n)
         for trade in self.rolling.roll(rows, n, step):
             turns[self.rolling.rolling.index(trade.ring)] = ~trade.done
             traded = rows[trade.done]
             column = self.rings.slices[trade.ring].start
             self.underway.read_elsewhere(traded, np.full(len(traded), column), trade.pages)
             self.schedule.traded(self.bounded[trade.ring], traded)
-        for at, group in enumerate(self.rolling_groups.tolist()):
-            self.schedule.rolled(group, rows[turns[at]], n[turns[at]])
         return turns
 
     def _most_turns(self, due: np.ndarray, rolls: np.ndarray) -> list[int]:
         """Pages per bucket that are wanted at most where rows roll: a page for every row and group
         with something to do.
         """
-        asked = due.copy()
-        asked[self.rolling_groups] |= rolls
-        return pages_by_bucket(self.layout, np.count_nonzero(asked, axis=1).tolist())
+        pages = np.count_nonzero(due, axis=1)
+        more = rolls & ~due[self.rolling_groups]
+        pages[self.rolling_groups] += np.count_nonzero(more, axis=1)
+        return pages_by_bucket(self.layout, pages.tolist())
 
     # -- room --------------------------------------------------------------------------------------
 

@@ -39,6 +39,8 @@ class DecodeSchedule:
         # First token at which a group must be asked, [groups, rows]; and at which anything must.
         self._event = np.zeros((groups, rows), np.int64)
         self._due = np.zeros(rows, np.int64)
+        self._fixed = np.array([layout.fixed or 0 for layout in rings.layouts], np.int64)
+        self._turning = np.array([layout.turning for layout in rings.layouts], np.int64)
         self._releases = np.array(
             [layout.group.law.next_release(0) is not None for layout in rings.layouts], bool
         )
@@ -123,16 +125,22 @@ class DecodeSchedule:
                 np.arange(len(asked)), plan.ring[asked]
             ]
         steady = np.flatnonzero(whole)
-        for ring in np.unique(plan.ring[steady]).tolist() if len(steady) else ():
+        if len(steady):
+            self._steady[group[steady], plan.row[steady]] = True
+            self._event[group[steady], plan.row[steady]] = NEVER
+        for ring in np.flatnonzero(self._releases).tolist():
             mine = steady[plan.ring[steady] == ring]
             release = self._rings.layouts[ring].group.law.next_release(plan.n[mine])
-            rows, number = plan.row[mine], int(self._ring_group[ring])
-            self._steady[number, rows] = True
-            self._event[number, rows] = NEVER if release is None else release
+            assert release is not None
+            self._event[int(self._ring_group[ring]), plan.row[mine]] = release
 
-    def rolled(self, group: int, rows: np.ndarray, n: np.ndarray) -> None:
-        """A ring's pages with ``n`` tokens are a checkpoint's now, too."""
-        self._shared(group, rows, n)
+    def rolled(self, groups: np.ndarray, rows: np.ndarray, n: np.ndarray) -> None:
+        """What rows with ``n`` tokens have in bounded groups may be a checkpoint's now, too."""
+        rings = np.searchsorted(self._ring_group, groups)[:, None]
+        size = self._rings.block[rings]
+        behind = np.maximum(-(-n // size), self._fixed[rings])
+        self._steady[groups[:, None], rows] = False
+        self._whole_at[groups[:, None], rows] = (behind + self._turning[rings] - 1) * size
 
     def traded(self, group: int, rows: np.ndarray) -> None:
         """Rings of one page have got one that nobody else uses."""
