@@ -293,10 +293,11 @@ class KVCacheCoordinator:
         False, and nothing changed, where the pages do not fit.
         """
         due = self.schedule.groups_due(rows, n)
-        if rolls.any() and self.pool.fits(self._most_turns(due, rolls)):
+        plan = self.plan_tokens(due, rows, n)
+        if rolls.any() and self.pool.fits(self._with_rolls(plan, rolls)):
             at = rolls.nonzero()[0]
             due[self.rolling_groups[:, None], at] = self._roll(rows[at], n[at], step)
-        plan = self.plan_tokens(due, rows, n)
+            plan = self.plan_tokens(due, rows, n)
         wanted = pages_by_bucket(self.layout, plan.pages)
         if not self.pool.fits(wanted):
             return False
@@ -351,13 +352,12 @@ class KVCacheCoordinator:
             self.schedule.traded(self.bounded[trade.ring], traded)
         return turns
 
-    def _most_turns(self, due: np.ndarray, rolls: np.ndarray) -> list[int]:
-        """Pages per bucket that are wanted at most where rows roll: a page for every row and group
-        with something to do.
+    def _with_rolls(self, plan: TokenPlan, rolls: np.ndarray) -> list[int]:
+        """Pages per bucket that are wanted at most where rows roll: those of a plan, and a page for
+        every row and group that rolls.
         """
-        pages = np.count_nonzero(due, axis=1)
-        more = rolls & ~due[self.rolling_groups]
-        pages[self.rolling_groups] += np.count_nonzero(more, axis=1)
+        pages = np.array(plan.pages)
+        pages[self.rolling_groups] += np.count_nonzero(rolls)
         return pages_by_bucket(self.layout, pages.tolist())
 
     # -- room --------------------------------------------------------------------------------------

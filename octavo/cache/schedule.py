@@ -129,10 +129,11 @@ class DecodeSchedule:
             self._steady[group[steady], plan.row[steady]] = True
             self._event[group[steady], plan.row[steady]] = NEVER
         for ring in np.flatnonzero(self._releases).tolist():
-            mine = steady[plan.ring[steady] == ring]
+            mine = np.flatnonzero(plan.ring == ring)
             release = self._rings.layouts[ring].group.law.next_release(plan.n[mine])
             assert release is not None
-            self._event[int(self._ring_group[ring]), plan.row[mine]] = release
+            number, rows = int(self._ring_group[ring]), plan.row[mine]
+            self._event[number, rows] = np.minimum(self._event[number, rows], release)
 
     def rolled(self, groups: np.ndarray, rows: np.ndarray, n: np.ndarray) -> None:
         """What rows with ``n`` tokens have in bounded groups may be a checkpoint's now, too."""

@@ -17,6 +17,7 @@ from octavo.cache.index.tree import PrefixIndex
 from octavo.cache.schedule import DecodeSchedule
 from octavo.memory.pool import PagePool
 from octavo.sched.step import StepPlan
+from octavo.sim import world
 from octavo.sim.model import ToyGroup
 from octavo.spec.law import Chunk, Law, SinkWindow, Snapshot, Tail, Window
 from tests.faults.toy import Toy, full, layout_of, state, written
@@ -103,6 +104,36 @@ def test_a_chunk_over_a_steady_ring_is_as_one_over_a_ring_that_is_looked_through
     quick = journal(*groups, budget=budget, depth=1)
     monkeypatch.setattr(DecodeSchedule, "steady", lambda self, group, row: False)
     assert quick == journal(*groups, budget=budget, depth=1)
+
+
+def forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A schedule that knows nothing: everything is asked before every token."""
+    monkeypatch.setattr(DecodeSchedule, "due", lambda self, rows, n: np.ones(len(rows), bool))
+    monkeypatch.setattr(
+        DecodeSchedule,
+        "groups_due",
+        lambda self, rows, n: np.ones((len(self._event), len(rows)), bool),
+    )
+    monkeypatch.setattr(DecodeSchedule, "steady", lambda self, group, row: False)
+
+
+@pytest.mark.parametrize(("law", "block"), LAWS, ids=str)
+def test_without_the_schedule_the_same_is_held_and_stored(
+    law: Law, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups = full(), ToyGroup(law=law, block_tokens=block), state()
+    quick = journal(*groups, budget=20, depth=2)
+    forget(monkeypatch)
+    assert quick == journal(*groups, budget=20, depth=2)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_without_the_schedule_a_world_ends_alike(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick = world.run(seed=seed).outcome
+    forget(monkeypatch)
+    assert world.run(seed=seed).outcome == quick
 
 
 @pytest.mark.parametrize(("law", "block"), LAWS, ids=str)
