@@ -22,7 +22,6 @@ behind the last resume point serves nobody, and goes whole. Evicted keys stay fo
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -30,6 +29,7 @@ import numpy as np
 
 from octavo.base import NO_PAGE
 from octavo.cache.hashing import KEY
+from octavo.cache.index.ghosts import Ghosts
 from octavo.cache.index.policy import EvictionPolicy, LeastRecentlyUsed, Victim
 from octavo.cache.index.victims import VictimQueue
 from octavo.memory.pool import PagePool
@@ -105,13 +105,14 @@ class PrefixIndex:
             [number for number, lane in enumerate(lanes) if lane.lets_go], np.int32
         )
         self._page_bytes = np.array([lane.page_bytes for lane in lanes], np.float64)
-        # Bytes of growing groups that a unit adds on average.
+        # Units that a page covers at most, and bytes of growing groups that one adds on average.
+        self._units_per_page = max([1.0, *(lanes[lane].units for lane in growing)])
         self._unit_bytes = sum(lanes[lane].page_bytes / lanes[lane].units for lane in growing)
-        self._max_nodes, self._max_ghosts = max_nodes, max_ghosts
+        self._max_nodes = max_nodes
         self._node_of: dict[bytes, int] = {}
         # Places only, (lanes, nodes): the pages there may move, and ``pages`` knows where they are.
         self._claims: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        self._ghosts: OrderedDict[bytes, int] = OrderedDict()
+        self._ghosts = Ghosts(max_ghosts)
         self._queue = VictimQueue()
         # Resume points that could not go: all that they claim was in use.
         self._parked: set[int] = set()
@@ -252,16 +253,15 @@ class PrefixIndex:
         return nodes
 
     def _returning(self, named: Sequence[bytes]) -> list[int] | int:
-        """Hits of new nodes: of those that are remembered as ghosts, one more than they had."""
-        ghosts = self._ghosts
-        if not ghosts or named[0] not in ghosts:
-            # Children are evicted first, and forgotten first: behind one that is unknown there may
-            # be others, of another chain's end; they are forgotten here, and teach nothing.
-            for key in named if ghosts else ():
-                ghosts.pop(key, None)
+        """Hits of new nodes: of those that are remembered as ghosts, one more than they had.
+
+        Where the first is not remembered nothing is asked of the others: children are evicted
+        before their parents, so what is known of them is an end of another chain's.
+        """
+        if named[0] not in self._ghosts:
             return 0
-        known = [ghosts.pop(key, -1) for key in named]
-        return [min(hits + 1, MAX_HITS) for hits in known]
+        found = self._ghosts.take(named)
+        return [0 if hits is None else min(hits + 1, MAX_HITS) for hits in found]
 
     def claim(self, node: int, claim: Claim) -> None:
         """Make ``node`` a resume point that needs ``claim``. Places that have a page already keep
@@ -399,7 +399,8 @@ class PrefixIndex:
         lane.
         """
         whole, lanes = bool(len(self._bounded)), len(self._growing)
-        nodes = self._tail(node, limit=None if whole else self._queue.top())
+        most = len(self._parent) if whole else int((room + 1) * self._units_per_page)
+        nodes = self._tail(node, most=most, limit=None if whole else self._queue.top())
         pages = self.pages[self._growing[:, None], nodes]
         freed = np.full(len(nodes), lanes)
         freed[1:] += np.cumsum(np.count_nonzero(pages[:, 1:] != pages[:, :-1], axis=0))
@@ -413,13 +414,13 @@ class PrefixIndex:
         self._live[nodes] = False
         return nodes, int(freed[len(nodes) - 1])
 
-    def _tail(self, node: int, *, limit: float | None) -> np.ndarray:
+    def _tail(self, node: int, *, most: int, limit: float | None) -> np.ndarray:
         """Nodes from the end of a chain back to where somebody else needs them, or one ranks behind
-        ``limit``; the end itself in any case.
+        ``limit``; the end itself in any case, and about ``most`` if there are more.
         """
         taken: list[np.ndarray] = []
         while True:
-            head = int(self._head[node])
+            head = max(int(self._head[node]), node - most)
             run = np.arange(node, head - 1, -1, dtype=np.int32)
             stays = (self._children[run] > 1) | (self._users[run] > 0) | self._resumes[run]
             if limit is not None:
@@ -428,7 +429,8 @@ class PrefixIndex:
             stop = int(stays.argmax()) if stays.any() else len(run)
             taken.append(run[:stop])
             parent = int(self._parent[head])
-            if stop < len(run) or parent == ROOT:
+            most -= stop
+            if stop < len(run) or parent == ROOT or most < 0:
                 return np.concatenate(taken)
             node = parent
 
@@ -449,15 +451,13 @@ class PrefixIndex:
         assert not self._live[nodes].any() and not self._users[nodes].any()
         keys = self._keys[nodes].tolist()
         hits = self._hits[nodes].tolist()
+        forget = self._node_of.__delitem__
         for key in keys:
-            del self._node_of[key]
+            forget(key)
         if self.on_evict is not None:
             for key in keys:
                 self.on_evict(key)
-        ghosts = self._ghosts
-        ghosts.update(zip(keys, hits, strict=True))
-        for _ in range(len(ghosts) - self._max_ghosts):
-            ghosts.popitem(last=False)
+        self._ghosts.add(keys, hits)
         pages = self.pages[self._growing[:, None], nodes]
         self.pages[self._growing[:, None], nodes] = NO_PAGE
         assert (self.pages[self._bounded[:, None], nodes] == NO_PAGE).all(), (
@@ -572,4 +572,4 @@ class PrefixIndex:
         free = self._free[: self._num_free]
         assert len(np.unique(free)) == len(free), "a node is free once"
         assert np.count_nonzero(self._live) + self._num_free == size, "live or free"
-        assert not self._live[free].any() and len(self._ghosts) <= self._max_ghosts
+        assert not self._live[free].any()
