@@ -342,7 +342,7 @@ def malformed(rng: Random, *, longest: int, vocab: int, max_body: int) -> Malfor
             Malformed(path=completions, content=b""),
             fields(prompt="a", temperature=-1),
             fields(prompt="a", temperature="hot"),
-            fields(prompt="a", no_such_field=1),
+            fields(prompt="a", max_new_tokens=1),
             fields(prompt="a", n=0),
             fields(prompt="a", best_of=3),
             fields(prompt=[]),

@@ -76,8 +76,8 @@ class EngineConfig:
         one step.
     checkpoint_interval: tokens between regular resume points of layers that let go; None makes
         none.
-    seed: of requests that bring none. plugins: modules, or their names, with further kinds and
-        families.
+    seed: of requests that bring none, so that equal ones get equal answers; None makes them differ
+        each time. plugins: modules, or their names, with further kinds and families.
     dump_dir: folder for what is left behind where the scheduler breaks; ``auto`` is octavo's own
         below the user's state folder, ``none`` leaves nothing.
     """
@@ -92,7 +92,7 @@ class EngineConfig:
     max_num_seqs: int = 64
     enable_prefix_caching: bool = True
     checkpoint_interval: int | None = None
-    seed: int = 0
+    seed: int | None = None
     device: str = "auto"
     plugins: tuple[ModuleType | str, ...] = ()
     dump_dir: str = "auto"
@@ -117,7 +117,7 @@ class EngineConfig:
                 )
         if not self.dump_dir:
             raise ConfigError("dump_dir must be a folder, auto or none, not an empty string")
-        if not isinstance(self.seed, int):
+        if self.seed is not None and type(self.seed) is not int:
             raise ConfigError(f"seed must be a whole number, not {self.seed!r}")
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
             raise ConfigError(f"device must be auto, cpu, cuda or cuda:N, not {self.device!r}")

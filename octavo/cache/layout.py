@@ -7,6 +7,7 @@ request.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import lcm
@@ -390,6 +391,18 @@ def slabs_needed(layout: CacheLayout, pages_per_group: Sequence[int]) -> int:
     arena has.
     """
     return layout.arena.slabs_for(pages_by_bucket(layout, pages_per_group))
+
+
+def longest_request(layout: CacheLayout, most: int) -> int:
+    """Tokens of the longest request, up to ``most``, that an otherwise empty arena holds; 0 where
+    it holds none.
+    """
+    # A longer request needs no fewer pages of any group.
+    return bisect_right(
+        range(1, most + 1),
+        layout.arena.num_slabs,
+        key=lambda n: slabs_needed(layout, lone_pages(layout, n)),
+    )
 
 
 def request_bytes(layout: CacheLayout, n: int) -> int:

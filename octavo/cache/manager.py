@@ -25,7 +25,13 @@ from octavo.cache.coordinator import KVCacheCoordinator
 from octavo.cache.group_step import CopyJob, GroupStep
 from octavo.cache.hashing import PrefixHasher, root_key
 from octavo.cache.hits import EMPTY, Match
-from octavo.cache.layout import CacheLayout, lone_pages, pages_by_bucket, slabs_needed
+from octavo.cache.layout import (
+    CacheLayout,
+    lone_pages,
+    longest_request,
+    pages_by_bucket,
+    slabs_needed,
+)
 from octavo.cache.report import CacheReport, GroupReport, HitExplanation, MissCause
 
 
@@ -209,7 +215,8 @@ class KVCacheManager:
             raise CapacityError(
                 f"a request of {tokens:,} tokens needs {parts}: {slabs} slabs ="
                 f" {need * arena.unit_bytes:,} B, but the cache has {arena.num_slabs} slabs ="
-                f" {have * arena.unit_bytes:,} B; raise kv_memory or lower max_tokens"
+                f" {have * arena.unit_bytes:,} B, enough for"
+                f" {longest_request(self.layout, tokens):,} tokens; raise kv_memory or send less"
             )
 
     def explain(self, request: CachedRequest, found: Lookup | None = None) -> HitExplanation:

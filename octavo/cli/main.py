@@ -37,12 +37,19 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Length = Annotated[
     int | None,
     typer.Option(
-        help="Most tokens of prompt and output. Default: the model's own limit.", show_default=False
+        help="Most tokens of prompt and output. Default: what the model and the memory allow.",
+        show_default=False,
     ),
 ]
 Seqs = Annotated[int, typer.Option(help="Most requests in one step.")]
 Budget = Annotated[int, typer.Option(help="Most tokens computed in one step.")]
-Seed = Annotated[int | None, typer.Option(help="Makes sampling repeatable.", show_default=False)]
+Seed = Annotated[
+    int | None,
+    typer.Option(
+        help="Of requests that bring none: makes sampling repeatable. Default: it differs.",
+        show_default=False,
+    ),
+]
 Memory = Annotated[
     str | None,
     typer.Option(
@@ -204,7 +211,7 @@ def serve(
             show_default=False,
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of requests that bring none.")] = 0,
+    seed: Seed = None,
     dump_dir: Dumps = "auto",
 ) -> None:
     """Serve a model over HTTP, with the OpenAI API."""

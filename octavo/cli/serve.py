@@ -19,6 +19,7 @@ from octavo.base import ConfigError
 from octavo.cli import generate
 from octavo.config import format_size, parse_size
 from octavo.engine.aio import AsyncLLM
+from octavo.engine.llm import LLM
 from octavo.observe.metrics import Metrics
 from octavo.server.app import create_app
 from octavo.server.run import Server, bind, listen, url
@@ -64,8 +65,7 @@ def run(model: str, options: Options, **engine_options: Any) -> None:
     def ready() -> None:
         typer.echo(f"octavo serves {name} at {url(taken)}/v1 and shows its cache at {url(taken)}/")
         typer.echo(f"Try: {_curl(taken, options)}")
-        memory, longest = llm.built.layout.arena.total_bytes, llm.built.max_model_len
-        typer.echo(f"The cache has {format_size(memory)}; a request may have {longest:,} tokens.")
+        typer.echo(_room(llm))
 
     listen(taken)
     server = Server(app, engine, shutdown_timeout=options.shutdown_timeout, ready=ready)
@@ -77,6 +77,16 @@ def run(model: str, options: Options, **engine_options: Any) -> None:
         os._exit(int(server.failed))
     if server.failed:
         raise typer.Exit(1)
+
+
+def _room(llm: LLM) -> str:
+    """What a request can have, and what keeps it from more."""
+    memory, built = format_size(llm.built.layout.arena.total_bytes), llm.built
+    said = f"The cache has {memory}; a request may have {built.max_model_len:,} tokens"
+    wanted = llm.config.max_model_len or built.spec.max_model_len
+    if built.max_model_len == wanted:
+        return f"{said}."
+    return f"{said}, of the model's {wanted:,}: raise --kv-memory for more."
 
 
 def _read(path: Path) -> str:

@@ -58,13 +58,15 @@ class RequestOptions(TypedDict, total=False):
 
     request_id: unique among those that run. priority: higher goes first. cache_salt: requests with
         different salts share
-    nothing. marks: positions in the prompt where others will want to go on.
+    nothing. marks: positions in the prompt where others will want to go on. number: which of
+    several prompts of one call it is, for those that the engine's seed makes repeatable.
     """
 
     request_id: str
     priority: int
     cache_salt: str
     marks: Sequence[int]
+    number: int
 
 
 class Recorder(Protocol):
@@ -199,7 +201,7 @@ class AsyncLLM:
 
     @property
     def max_model_len(self) -> int:
-        """Most tokens of one request, prompt and output."""
+        """Most tokens that a request can have, prompt and output, by the model and the arena."""
         return self._llm.built.max_model_len
 
     @property

@@ -56,7 +56,10 @@ class Checkpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Built:
-    """A running engine and what it was made for."""
+    """A running engine and what it was made for.
+
+    max_model_len: most tokens that a request can have, by the options, the model and the arena.
+    """
 
     core: EngineCore
     layout: CacheLayout
@@ -107,14 +110,15 @@ def build(config: EngineConfig, source: ModelSource, *, progress: Progress = no_
         weights=checkpoint.weights(torch_dtype),
         dtype=torch_dtype,
         device=device,
-        seed=config.seed,
+        # Of requests that nobody gave a seed.
+        seed=secrets.randbits(63),
     )
     return Built(
         core=EngineCore(scheduler, runner, recovery=Recovery(dumps=dump_folder(config.dump_dir))),
         layout=layout,
         spec=spec,
         eos_token_ids=checkpoint.eos_token_ids,
-        max_model_len=max_model_len,
+        max_model_len=scheduler.max_model_len,
         dtype=dtype,
         device=device,
     )

@@ -211,7 +211,7 @@ class EngineCore:
         return TokenEvent(
             request_id=root,
             branch=branch,
-            token_ids=(request.output_token_ids[-1],),
+            token_ids=tuple(request.output_token_ids[-1:]),
             logprobs=tuple(request.logprobs[-1:]),
             finish_reason=request.finish_reason,
         )

@@ -7,7 +7,9 @@ texts). Knows no thread and no clock.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from octavo.base import ConfigError, OctavoError
 from octavo.engine.core import EngineCore, TokenEvent
@@ -24,14 +26,20 @@ Prompt = str | Sequence[int] | Mapping[str, Sequence[int]]
 
 class Prompts:
     """Makes requests for one model. tokenizer: None where prompts are token ids and outputs have no
-    text.
+    text. seed: of requests that bring none.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer | None, *, vocab_size: int, eos_token_ids: frozenset[int]
+        self,
+        tokenizer: Tokenizer | None,
+        *,
+        vocab_size: int,
+        eos_token_ids: frozenset[int],
+        seed: int | None = None,
     ) -> None:
         self._tokenizer, self._vocab, self._eos = tokenizer, vocab_size, eos_token_ids
         self._grammars = Grammars(tokenizer, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
+        self._seed = seed
 
     def make(
         self,
@@ -42,8 +50,13 @@ class Prompts:
         priority: int = 0,
         cache_salt: str = "",
         marks: Sequence[int] = (),
+        number: int = 0,
     ) -> Live:
-        """A request, ready to be added. Raises ConfigError naming what is wrong with it."""
+        """A request, ready to be added. Raises ConfigError naming what is wrong with it.
+
+        number: which of the prompts of one call it is; they draw from different sequences of the
+        engine's seed.
+        """
         text, ids = self._tokens(prompt)
         self._check_ids("prompt", ids)
         self._check_ids("logit_bias", params.logit_bias)
@@ -57,7 +70,7 @@ class Prompts:
         request = Request(
             request_id=request_id,
             prompt_token_ids=ids,
-            params=params,
+            params=self._seeded(params, number),
             eos_token_ids=self._eos,
             priority=priority,
             cache_salt=cache_salt,
@@ -65,6 +78,11 @@ class Prompts:
             constraint=None if wanted is None else self._grammars.constraint(wanted),
         )
         return Live(request, text, self._tokenizer)
+
+    def _seeded(self, params: SamplingParams, number: int) -> SamplingParams:
+        if params.seed is not None or self._seed is None:
+            return params
+        return replace(params, seed=nth_seed(self._seed, number))
 
     def _check_ids(self, name: str, ids: Sequence[int] | Mapping[int, float]) -> None:
         wrong = [token for token in ids if not 0 <= token < self._vocab]
@@ -89,6 +107,14 @@ class Prompts:
                 )
             return None, [int(token) for token in prompt["prompt_token_ids"]]
         return None, [int(token) for token in prompt]
+
+
+def nth_seed(seed: int, number: int) -> int:
+    """The seed of prompt ``number`` of a call; the first has ``seed`` itself."""
+    if not number:
+        return seed
+    named = hashlib.blake2b(f"{seed}/{number}".encode(), digest_size=8)
+    return int.from_bytes(named.digest(), "little") >> 1
 
 
 class _Continuation:

@@ -47,7 +47,8 @@ class LLM:
     max_model_len: most tokens of one request, prompt and output.
     checkpoint_interval: tokens between regular resume points of prefixes, for models whose layers
         let go; costs their pages.
-    seed: for requests that bring none.
+    seed: of requests that bring none, so that a call can be repeated with equal outputs; without it
+        they differ each time.
     plugins: modules, or their names, with further kinds and families.
     dump_dir: folder for what is left behind where the scheduler breaks: ``auto`` is octavo's own
         below ``$XDG_STATE_HOME``, ``none`` leaves nothing.
@@ -70,7 +71,7 @@ class LLM:
         max_num_seqs: int = 64,
         enable_prefix_caching: bool = True,
         checkpoint_interval: int | None = None,
-        seed: int = 0,
+        seed: int | None = None,
         device: str = "auto",
         plugins: Sequence[ModuleType | str] = (),
         dump_dir: str | Path = "auto",
@@ -104,6 +105,7 @@ class LLM:
             self.tokenizer,
             vocab_size=self.built.spec.vocab_size,
             eos_token_ids=self.built.eos_token_ids or own,
+            seed=self.config.seed,
         )
         self._ids = count()
 
@@ -165,8 +167,8 @@ class LLM:
                     " per prompt"
                 )
         return [
-            self.prompts.make(prompt, one, request_id=str(next(self._ids)))
-            for prompt, one in zip(many, each, strict=True)
+            self.prompts.make(prompt, one, request_id=str(next(self._ids)), number=number)
+            for number, (prompt, one) in enumerate(zip(many, each, strict=True))
         ]
 
     def _run(self, requests: Sequence[Live]) -> Iterator[Live]:

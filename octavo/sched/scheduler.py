@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from octavo.base import CapacityError, ConfigError, Handling, note_handled
-from octavo.cache.layout import CacheLayout
+from octavo.cache.layout import CacheLayout, longest_request
 from octavo.cache.manager import Admission, KVCacheManager, Lookup
 from octavo.cache.report import HitExplanation, MissCause
 from octavo.sched.lanes import Crew, Lanes
@@ -154,7 +154,8 @@ def _score(request: Request, start: int, scores: Sequence[TokenLogprobs]) -> Non
 class Scheduler:
     """One per engine at a time.
 
-    options: or the fields of ``SchedulerOptions`` by name.
+    options: or the fields of ``SchedulerOptions`` by name. max_model_len: most tokens of one
+    request, by the model and by what an otherwise empty arena holds.
     """
 
     def __init__(
@@ -165,9 +166,9 @@ class Scheduler:
         self.options = options = options or SchedulerOptions(**given)
         self.max_num_batched_tokens = options.max_num_batched_tokens
         self.max_num_seqs = options.max_num_seqs
-        self.max_model_len = min(
-            options.max_model_len or layout.max_model_len, layout.max_model_len
-        )
+        self._own_limit = min(options.max_model_len or layout.max_model_len, layout.max_model_len)
+        # What a request can really have; how many others there are has no part in it.
+        self.max_model_len = longest_request(layout, self._own_limit)
         self.cache = KVCacheManager(
             layout,
             max_num_seqs=options.max_num_seqs,
@@ -197,13 +198,7 @@ class Scheduler:
             raise ConfigError(
                 f"request id {request.request_id!r} must not contain '#', which names continuations"
             )
-        known = request.num_tokens
-        if known >= self.max_model_len:
-            raise CapacityError(
-                f"request {request.request_id}: a prompt of {known:,} tokens leaves no room for"
-                f" output in max_model_len {self.max_model_len:,}"
-            )
-        self.cache.check_capacity(self._most_tokens(request))
+        self._check_length(request)
         queued = self._requests[request.request_id] = _Queued(request, next(self._arrivals))
         insort(self._waiting, queued)
 
@@ -235,14 +230,26 @@ class Scheduler:
         made.restore(requests)
         return made
 
-    def _most_tokens(self, request: Request) -> int:
-        budget = request.params.max_tokens
-        most = (
-            self.max_model_len
-            if budget is None
-            else min(self.max_model_len, len(request.prompt_token_ids) + budget)
-        )
-        return most
+    def _check_length(self, request: Request) -> None:
+        """Raise where a prompt leaves no room for the least output that it asks for. More than
+        there is room for may be asked for: then the output ends at ``max_model_len``.
+        """
+        known, params = request.num_tokens, request.params
+        least = 1 if params.max_tokens is None else min(1, params.max_tokens)
+        if known + least > self.max_model_len:
+            if known + least <= self._own_limit:
+                self.cache.check_capacity(known + least)
+            raise CapacityError(
+                f"request {request.request_id}: a prompt of {known:,} tokens leaves no room for"
+                f" output in max_model_len {self._own_limit:,}; at most"
+                f" {self.max_model_len - least:,} tokens of prompt fit"
+            )
+        room = self.max_model_len - known
+        if params.min_tokens > room:
+            raise CapacityError(
+                f"min_tokens {params.min_tokens:,} cannot be had: a prompt of {known:,} tokens"
+                f" leaves room for {room:,}"
+            )
 
     def abort(self, request_id: str) -> bool:
         """End a request now, wherever it is. False where it is unknown or has ended."""
@@ -596,6 +603,10 @@ class Scheduler:
     def _accept(self, queued: _Queued, token: int, result: StepResult) -> None:
         request = queued.request
         params, made = request.params, len(request.output_token_ids)
+        if params.max_tokens == 0:
+            # The prompt was all that was asked for; what was sampled behind it says nothing.
+            self._finish(queued, FinishReason.LENGTH)
+            return
         request.append(token)
         if params.logprobs is not None:
             request.logprobs.append(result.logprobs[request.request_id])

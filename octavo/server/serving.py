@@ -112,6 +112,7 @@ class Serving:
                 priority=body.priority or 0,
                 cache_salt=body.cache_salt or "",
                 marks=marks,
+                number=index,
             )
             for index, prompt in enumerate(prompts)
         ]

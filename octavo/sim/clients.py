@@ -90,11 +90,12 @@ class Clients:
 
     def _params(self) -> SamplingParams:
         rng = self._rng
-        max_tokens = rng.choice((1, 1, 2, 3, 5, 8, 13, 30, None))
+        max_tokens = rng.choice((0, 1, 1, 2, 3, 5, 8, 13, 30, None))
+        most = 4 if max_tokens is None else max_tokens
         return SamplingParams(
             n=rng.choice((1, 1, 1, 1, 1, 1, 2, 4)),
             max_tokens=max_tokens,
-            min_tokens=rng.choice((0, 0, 0, 1, min(4, max_tokens or 4))),
+            min_tokens=rng.choice((0, 0, 0, min(1, most), min(4, most))),
             presence_penalty=rng.choice((0.0, 0.0, 0.0, 0.5)),
             logprobs=rng.choice((None, None, None, 0)),
             prompt_logprobs=0 if rng.random() < 0.03 else None,

@@ -204,7 +204,7 @@ class World:
         check_finished(
             request,
             self.runner.truths[request_id],
-            max_model_len=self.layout.max_model_len,
+            max_model_len=self.scheduler.max_model_len,
             aborted=True,
         )
         self.tally.aborted += 1
@@ -245,7 +245,7 @@ class World:
         changed = self.scheduler.commit(flight.result)
         finished = [request for request in changed if request.finished]
         for request in changed:
-            if request.branch and len(request.output_token_ids) == 1:
+            if request.branch and request.request_id not in self.live:
                 self.tally.forks += 1
                 self._meet(request)
         self.runner.settle(flight.plan.step)
@@ -265,7 +265,7 @@ class World:
         check_finished(
             request,
             self.runner.truths[name],
-            max_model_len=self.layout.max_model_len,
+            max_model_len=self.scheduler.max_model_len,
             aborted=False,
         )
         self.clients.remember((*request.prompt_token_ids, *request.output_token_ids))
@@ -306,7 +306,7 @@ class World:
 
     def _longest(self, request: Request) -> int:
         most = request.params.max_tokens
-        longest = self.layout.max_model_len
+        longest = self.scheduler.max_model_len
         return longest if most is None else min(longest, len(request.prompt_token_ids) + most)
 
     def _heal_budget(self) -> None:

@@ -45,7 +45,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
             ["generate", "./nowhere", "-p", "x", "--temperature", "-1"],
             "temperature must be at least 0",
         ),
-        (["generate", "./nowhere", "-p", "x", "-n", "0"], "max_tokens must be at least 1"),
+        (["generate", "./nowhere", "-p", "x", "-n", "-1"], "max_tokens must be at least 0"),
         (
             ["generate", "./nowhere", "-p", "x", "--kv-memory", "lots"],
             "kv_memory 'lots' is not a size",

@@ -236,8 +236,10 @@ def preemptions(root: Path, name: str, cases: Cases, memory: int, caching: bool)
             enable_prefix_caching=caching,
             max_num_batched_tokens=33,
         )
-        outputs = generate(llm, [prompt for prompt, _ in cases])
     except CapacityError:
         return 0
+    if llm.built.max_model_len < max(len(prompt) + len(tokens) for prompt, tokens in cases):
+        return 0
+    outputs = generate(llm, [prompt for prompt, _ in cases])
     assert ids(outputs) == [tokens for _, tokens in cases]
     return llm.core.scheduler.num_preemptions

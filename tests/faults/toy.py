@@ -139,7 +139,7 @@ class Toy:
         check_finished(
             self.requests[name],
             self.runner.truths[name],
-            max_model_len=self.layout.max_model_len,
+            max_model_len=self.scheduler.max_model_len,
             aborted=True,
         )
 
@@ -177,7 +177,7 @@ class Toy:
             check_output(request, truth)
             if request.finished:
                 check_finished(
-                    request, truth, max_model_len=self.layout.max_model_len, aborted=False
+                    request, truth, max_model_len=self.scheduler.max_model_len, aborted=False
                 )
         return changed
 

@@ -79,22 +79,23 @@ def test_the_scheduler_holds_what_was_planned_and_decodes_them_all(name: str) ->
     scheduler.check()
 
 
-def test_a_request_that_was_planned_to_fit_alone_is_accepted_and_a_longer_one_is_not() -> None:
+def test_a_request_that_was_planned_to_fit_alone_is_served_and_a_longer_one_is_cut() -> None:
     layout = layout_of(model_of("llama-3.1-8b"), memory=2 * GIB)
     longest = longest_context(layout, 1)
     assert 0 < longest < layout.max_model_len - 1
-    for total, fits in ((longest, True), (longest + 1, False)):
+    for prompt, made in ((longest - 8, 8), (longest - 7, 7), (longest - 1, 1), (longest, 0)):
         scheduler = Scheduler(layout, max_num_batched_tokens=1 << 24, max_num_seqs=4)
+        assert scheduler.max_model_len == longest
         params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
-        request = Request(request_id="r", prompt_token_ids=[3] * (total - 8), params=params)
-        if not fits:
+        request = Request(request_id="r", prompt_token_ids=[3] * prompt, params=params)
+        if not made:
             with pytest.raises(CapacityError):
                 scheduler.add(request)
             continue
         scheduler.add(request)
         while (plan := scheduler.schedule()) is not None:
             scheduler.commit(StepResult(step=plan.step, tokens={"r": 5} if plan.samples[0] else {}))
-        assert len(request.output_token_ids) == 8 and not scheduler.num_preemptions
+        assert len(request.output_token_ids) == made and not scheduler.num_preemptions
 
 
 @st.composite

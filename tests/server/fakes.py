@@ -102,6 +102,14 @@ class FakeEngine:
             if params.prompt_logprobs is None
             else (None, *(score(token) for token in prompt[1:]))
         )
+        if not ids:
+            yield RequestDelta(
+                request_id=request_id,
+                prompt_token_ids=list(prompt),
+                outputs=(CompletionDelta(index=0, text="", token_ids=(), finish_reason="length"),),
+                prompt_logprobs=scored,
+                finished=True,
+            )
         for position, token in enumerate(ids):
             if position == self.stalls_at:
                 await asyncio.Event().wait()

@@ -318,3 +318,86 @@ def test_metrics_and_cache_tell_what_was_done(running: Running) -> None:
     assert snapshot["requests"] == []
     cached = sum(group["cached"] for group in snapshot["cache"]["groups"])
     assert cached == after["octavo_group_pages", "cached"] == after["octavo_bucket_pages", "cached"]
+
+
+# -- how long an answer may be ---------------------------------------------------------------------
+
+
+def test_a_chat_without_a_limit_ends_where_nothing_more_fits(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    model = tiny.write("llama", tmp_path_factory.mktemp("narrow"))
+    tokenizer = byte_tokenizer()
+    tokenizer.backend.chat_template = TEMPLATE
+    tokenizer.backend.save_pretrained(model)
+    narrow = {"dtype": "float32", "device": "cpu", "kv_memory": "768KiB"}
+    engine = AsyncLLM.load(str(model), **narrow)
+    body = {"messages": [{"role": "user", "content": "hello"}], "ignore_eos": True}
+    with serving(create_app(engine, model_name="tiny")) as url, httpx2.Client(timeout=60) as client:
+        longest = client.get(f"{url}/v1/models").json()["data"][0]["max_model_len"]
+        assert 100 < longest == engine.max_model_len < 4096
+        for limit in ({}, {"max_tokens": 3000}, {"max_completion_tokens": "2000"}):
+            made = client.post(f"{url}/v1/chat/completions", json=body | limit).json()
+            assert made["choices"][0]["finish_reason"] == "length"
+            assert made["usage"]["total_tokens"] == longest
+        made = client.post(
+            f"{url}/v1/completions", json={"prompt": "a", "max_tokens": -1} | {"ignore_eos": True}
+        ).json()
+        assert made["usage"]["total_tokens"] == longest
+        refused = client.post(f"{url}/v1/completions", json={"prompt": "a" * longest})
+        assert refused.status_code == 400
+        assert refused.json()["error"]["code"] == "context_length_exceeded"
+        assert f"enough for {longest:,} tokens" in refused.json()["error"]["message"]
+
+
+def test_scoring_without_generating(running: Running) -> None:
+    url = f"{running.url}/v1/completions"
+    ask = {"prompt": ["Hello there", "and goodbye"], "echo": True, "logprobs": 10, "temperature": 0}
+    nothing, one = (httpx2.post(url, json=ask | {"max_tokens": limit}).json() for limit in (0, 1))
+    assert nothing["usage"]["completion_tokens"] == 0
+    for empty, other in zip(nothing["choices"], one["choices"], strict=True):
+        assert empty["finish_reason"] == "length"
+        assert empty["text"] == ask["prompt"][empty["index"]]  # type: ignore[index]
+        for name, values in empty["logprobs"].items():
+            assert len(values) == len(empty["text"])
+            assert values == other["logprobs"][name][: len(values)]
+    bare = httpx2.post(url, json={"prompt": "a", "max_tokens": 0}).json()
+    assert (bare["choices"][0]["text"], bare["choices"][0]["finish_reason"]) == ("", "length")
+    chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 0}
+    made = httpx2.post(f"{running.url}/v1/chat/completions", json=chat).json()
+    assert made["choices"][0]["message"]["content"] == ""
+    assert (made["choices"][0]["finish_reason"], made["usage"]["completion_tokens"]) == (
+        "length",
+        0,
+    )
+    for body, path in ((ask | {"max_tokens": 0}, url), (chat, url.replace("comp", "chat/comp"))):
+        streamed = httpx2.post(path, json=body | {"stream": True})
+        assert '"finish_reason":"length"' in streamed.text
+        assert streamed.text.endswith("data: [DONE]\n\n")
+
+
+def test_sampling_differs_from_request_to_request_unless_seeded(running: Running) -> None:
+    def ask(**more: Any) -> str:
+        made = running.client.completions.create(
+            model="tiny", prompt="Once", temperature=1.5, max_tokens=12, **more
+        )
+        return made.choices[0].text
+
+    assert ask() != ask()
+    assert ask(seed=3) == ask(seed=3) != ask(seed=4)
+    assert ask(seed=-1) != ask(seed=-1)
+
+
+def test_the_servers_seed_is_that_of_requests_without_one(tmp_path: Path) -> None:
+    model, texts = write_model(tmp_path), []
+    body = {"prompt": ["Once", "Once"], "temperature": 1.5, "max_tokens": 12}
+    for _ in range(2):
+        engine = AsyncLLM.load(str(model), seed=5, **OPTIONS)
+        with serving(create_app(engine)) as url:
+            for more in ({}, {}, {"seed": 5}):
+                made = httpx2.post(f"{url}/v1/completions", json=body | more).json()
+                texts.append([choice["text"] for choice in made["choices"]])
+    first, again, seeded = texts[:3]
+    assert first == again == texts[3]
+    assert first[0] != first[1]
+    assert seeded == [first[0]] * 2

@@ -194,7 +194,7 @@ def test_extensions_reach_the_engine(client: openai.OpenAI, engine: FakeEngine) 
         extra_body=sampling | hints,
     )
     _, _, params, options = engine.calls[-1]
-    assert options == {"cache_salt": "mine", "priority": 3, "marks": [2, 4]}
+    assert options == {"cache_salt": "mine", "priority": 3, "marks": [2, 4], "number": 0}
     assert {name: getattr(params, name) for name in sampling} == sampling | {"stop_token_ids": (9,)}
     assert (params.logit_bias, params.presence_penalty, params.frequency_penalty, params.top_p) == (
         {7: -5.0},
