@@ -75,7 +75,7 @@ class KVCacheCoordinator:
         *,
         rows: int,
         max_nodes: int = 1 << 22,
-        max_ghosts: int = 1 << 16,
+        max_ghosts: int = 1 << 18,
         first_size: int = 16,
         eviction: str = DEFAULT_POLICY,
     ) -> None:

@@ -20,9 +20,14 @@ class Remap:
 
     def apply(self, pages: np.ndarray) -> None:
         """Replace every source in ``pages`` (any shape) by its target."""
-        at = np.minimum(np.searchsorted(self._sources, pages), len(self._sources) - 1)
-        moved = self._sources[at] == pages
-        pages[moved] = self._targets[at[moved]]
+        # The sources lie near each other, in one slab: two comparisons leave few to be looked up.
+        near = (pages >= self._sources[0]) & (pages <= self._sources[-1])
+        found = pages[near]
+        if not len(found):
+            return
+        at = np.searchsorted(self._sources, found)
+        moved = self._sources[at] == found
+        pages[near] = np.where(moved, self._targets[at], found)
 
     def apply_all(self, arrays: Iterable[np.ndarray]) -> None:
         """``apply`` to every array."""

@@ -18,6 +18,9 @@ from octavo.sched.sampling import SamplingParams
 from octavo.sched.step import TokenLogprobs
 from octavo.sched.structured import Constraint
 
+NO_LIMIT = 1 << 62
+"""Stands where a request may have any number of tokens."""
+
 
 class RequestState(StrEnum):
     """Where a request is."""
@@ -53,6 +56,8 @@ class Request:
     branch: which of ``params.n`` continuations it is. Branch 0 computes the prompt; the others fork
         from it.
     constraint: what limits its tokens, made of ``params.structured_outputs``.
+    ends: tokens that end its text. least_tokens, most_tokens: with no more than so many tokens it
+        does not end by one of those; with so many it ends in any case.
     plain: nothing about its sampling depends on what came before.
     logprobs: of every output token, where asked for. scored: of the prompt tokens from the second
         on, likewise.
@@ -87,7 +92,12 @@ class Request:
                 f"request {self.request_id}: the prompt is empty; give at least one token"
             )
         self._tokens = np.array(self.prompt_token_ids, np.int32)
-        params = self.params
+        params, self._prompt_len = self.params, len(self.prompt_token_ids)
+        eos = frozenset() if params.ignore_eos else self.eos_token_ids
+        self.ends = eos.union(params.stop_token_ids)
+        self.least_tokens = self._prompt_len + params.min_tokens
+        most = NO_LIMIT if params.max_tokens is None else params.max_tokens
+        self.most_tokens = self._prompt_len + most
         self.plain = not (
             params.n > 1
             or params.penalized
@@ -129,11 +139,10 @@ class Request:
 
     def append(self, token: int) -> None:
         """Add a generated token."""
-        if self.num_tokens == len(self._tokens):
-            self._tokens = np.concatenate(
-                [self._tokens, np.empty(max(64, len(self._tokens)), np.int32)]
-            )
-        self._tokens[self.num_tokens] = token
+        known = self._prompt_len + len(self.output_token_ids)
+        if known == len(self._tokens):
+            self._tokens = np.concatenate([self._tokens, np.empty(max(64, known), np.int32)])
+        self._tokens[known] = token
         self.output_token_ids.append(token)
 
     def rewind(self, tokens: int, scored: int) -> None:
@@ -156,7 +165,7 @@ class Request:
     @property
     def num_tokens(self) -> int:
         """Tokens known: prompt and output."""
-        return len(self.prompt_token_ids) + len(self.output_token_ids)
+        return self._prompt_len + len(self.output_token_ids)
 
     @property
     def finished(self) -> bool:

@@ -602,20 +602,17 @@ class Scheduler:
 
     def _accept(self, queued: _Queued, token: int, result: StepResult) -> None:
         request = queued.request
-        params, made = request.params, len(request.output_token_ids)
-        if params.max_tokens == 0:
+        if request.params.max_tokens == 0:
             # The prompt was all that was asked for; what was sampled behind it says nothing.
             self._finish(queued, FinishReason.LENGTH)
             return
         request.append(token)
-        if params.logprobs is not None:
+        if request.params.logprobs is not None:
             request.logprobs.append(result.logprobs[request.request_id])
-        ends = token in params.stop_token_ids or (
-            token in request.eos_token_ids and not params.ignore_eos
-        )
-        if ends and made >= params.min_tokens:
+        known = request.num_tokens
+        if token in request.ends and known > request.least_tokens:
             self._finish(queued, FinishReason.STOP)
-        elif made + 1 == params.max_tokens or request.num_tokens >= self.max_model_len:
+        elif known >= request.most_tokens or known >= self.max_model_len:
             self._finish(queued, FinishReason.LENGTH)
 
     def _finish(self, queued: _Queued, reason: FinishReason, *, publish: bool = True) -> None:

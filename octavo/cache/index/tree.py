@@ -94,7 +94,7 @@ class PrefixIndex:
         unit_tokens: int = 1,
         policy: EvictionPolicy | None = None,
         max_nodes: int = 1 << 22,
-        max_ghosts: int = 1 << 16,
+        max_ghosts: int = 1 << 18,
         first_size: int = 1024,
     ) -> None:
         self._pool, self._unit = pool, unit_tokens
