@@ -76,6 +76,8 @@ class EngineConfig:
         one step.
     checkpoint_interval: tokens between regular resume points of layers that let go; None makes
         none.
+    eviction: which remembered prefixes go first, by the name of a policy
+        (``octavo/cache/index/policy.py``).
     seed: of requests that bring none, so that equal ones get equal answers; None makes them differ
         each time. plugins: modules, or their names, with further kinds and families.
     dump_dir: folder for what is left behind where the scheduler breaks; ``auto`` is octavo's own
@@ -92,6 +94,7 @@ class EngineConfig:
     max_num_seqs: int = 64
     enable_prefix_caching: bool = True
     checkpoint_interval: int | None = None
+    eviction: str = "worth"
     seed: int | None = None
     device: str = "auto"
     plugins: tuple[ModuleType | str, ...] = ()

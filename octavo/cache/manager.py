@@ -25,6 +25,7 @@ from octavo.cache.coordinator import KVCacheCoordinator
 from octavo.cache.group_step import CopyJob, GroupStep
 from octavo.cache.hashing import PrefixHasher, root_key
 from octavo.cache.hits import EMPTY, Match
+from octavo.cache.index.policy import DEFAULT_POLICY
 from octavo.cache.layout import (
     CacheLayout,
     lone_pages,
@@ -110,8 +111,8 @@ class KVCacheManager:
     """One per engine. ``enable_prefix_caching=False`` runs the same code and finds and publishes
     nothing.
 
-    hash_seed: per-server secret. model_digest: whatever else changes the bytes (weights, dtype,
-        layout version).
+    eviction: name of the policy by which victims are ranked. hash_seed: per-server secret.
+    model_digest: whatever else changes the bytes (weights, dtype, layout version).
     """
 
     def __init__(
@@ -123,11 +124,12 @@ class KVCacheManager:
         hash_seed: int = 0,
         model_digest: bytes = b"",
         checkpoint_interval: int | None = None,
+        eviction: str = DEFAULT_POLICY,
     ) -> None:
         self.layout, self._unit, self._seed = layout, layout.hash_unit, hash_seed
         self._hasher = PrefixHasher(unit=layout.hash_unit, seed=hash_seed)
         self._digest, self._caching = model_digest, enable_prefix_caching
-        self.coordinator = KVCacheCoordinator(layout, rows=max_num_seqs)
+        self.coordinator = KVCacheCoordinator(layout, rows=max_num_seqs, eviction=eviction)
         self.checkpoints = CheckpointPolicy(unit=layout.hash_unit, interval=checkpoint_interval)
         self._rows: dict[str, _Row] = {}
         self._by_row: dict[int, _Row] = {}

@@ -211,6 +211,13 @@ def serve(
             show_default=False,
         ),
     ] = None,
+    eviction: Annotated[
+        str,
+        typer.Option(
+            help="Which remembered prefixes go first: worth (what was found before and saves much"
+            " for its bytes stays) or lru."
+        ),
+    ] = "worth",
     seed: Seed = None,
     dump_dir: Dumps = "auto",
 ) -> None:
@@ -240,6 +247,7 @@ def serve(
         max_num_batched_tokens=max_num_batched_tokens,
         enable_prefix_caching=prefix_caching,
         checkpoint_interval=checkpoint_interval,
+        eviction=eviction,
         seed=seed,
         dump_dir=dump_dir,
     )

@@ -23,11 +23,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from octavo.base import ConfigError
+from octavo.cache.index.policy import DEFAULT_POLICY, make_policy
 from octavo.config import format_size, parse_size
 from octavo.sim.generate import load_trace
 from octavo.sim.page import CAUSES, Title, page
 from octavo.sim.traces import TraceRequest, align
-from octavo.sim.traffic import POLICIES, Load, TrafficReport, layout_for, send
+from octavo.sim.traffic import Load, TrafficReport, layout_for, send
 from octavo.spec.stream import CacheDtypes, full_dtype
 
 ASSUMED_MEMORY = "80GiB"
@@ -123,13 +124,13 @@ def run(
     where ``check`` finds the cache wrong.
     """
     sizes = [parse_size(size, "memory") for size in memory or (ASSUMED_MEMORY,)]
-    if unknown := [policy for policy in eviction if policy not in POLICIES]:
-        raise ConfigError(f"eviction {unknown[0]!r} is not known; known: {', '.join(POLICIES)}")
+    for policy in eviction:
+        make_policy(policy)
     # What is wrong with the input is told before any process starts, and once.
     requests = source.read()
     jobs = [
         Job(source=source, cache=cache, load=load, memory=size, eviction=policy, check=check)
-        for policy in eviction or POLICIES[:1]
+        for policy in eviction or (DEFAULT_POLICY,)
         for size in sizes
     ]
     for job in jobs:

@@ -95,6 +95,7 @@ def build(config: EngineConfig, source: ModelSource, *, progress: Progress = no_
         max_model_len=max_model_len,
         enable_prefix_caching=config.enable_prefix_caching,
         checkpoint_interval=config.checkpoint_interval,
+        eviction=config.eviction,
         # Secret, so that nobody can make prompts whose hashes meet another's.
         hash_seed=secrets.randbits(64),
         model_digest=checkpoint.digest,

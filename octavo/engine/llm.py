@@ -47,6 +47,8 @@ class LLM:
     max_model_len: most tokens of one request, prompt and output.
     checkpoint_interval: tokens between regular resume points of prefixes, for models whose layers
         let go; costs their pages.
+    eviction: which remembered prefixes go first: ``worth`` keeps what was found before and what
+        saves much for its bytes, ``lru`` what was used last.
     seed: of requests that bring none, so that a call can be repeated with equal outputs; without it
         they differ each time.
     plugins: modules, or their names, with further kinds and families.
@@ -71,6 +73,7 @@ class LLM:
         max_num_seqs: int = 64,
         enable_prefix_caching: bool = True,
         checkpoint_interval: int | None = None,
+        eviction: str = "worth",
         seed: int | None = None,
         device: str = "auto",
         plugins: Sequence[ModuleType | str] = (),
@@ -89,6 +92,7 @@ class LLM:
             max_num_seqs=max_num_seqs,
             enable_prefix_caching=enable_prefix_caching,
             checkpoint_interval=checkpoint_interval,
+            eviction=eviction,
             seed=seed,
             device=device,
             plugins=tuple(plugins),

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from octavo.base import CapacityError, ConfigError, Handling, note_handled
+from octavo.cache.index.policy import DEFAULT_POLICY
 from octavo.cache.layout import CacheLayout, longest_request
 from octavo.cache.manager import Admission, KVCacheManager, Lookup
 from octavo.cache.report import HitExplanation, MissCause
@@ -56,6 +57,7 @@ class SchedulerOptions:
     hash_seed: int = 0
     model_digest: bytes = b""
     checkpoint_interval: int | None = None
+    eviction: str = DEFAULT_POLICY
 
     def __post_init__(self) -> None:
         if self.max_num_batched_tokens < 1 or self.max_num_seqs < 1:
@@ -176,6 +178,7 @@ class Scheduler:
             hash_seed=options.hash_seed,
             model_digest=options.model_digest,
             checkpoint_interval=options.checkpoint_interval,
+            eviction=options.eviction,
         )
         self._arrivals, self._steps = count(), count()
         self._requests: dict[str, _Queued] = {}

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from octavo.base import CapacityError, ConfigError, OctavoError, floor_to
+from octavo.cache.index.policy import DEFAULT_POLICY
 from octavo.cache.inspect import count_bytes, count_pages
 from octavo.cache.layout import PROFILES, CacheLayout, solve_layout
 from octavo.cache.report import HitExplanation, MissCause
@@ -30,9 +31,6 @@ from octavo.sim.checkers import CacheWatch, check_finished, check_output, check_
 from octavo.sim.fake import FakeRunner
 from octavo.sim.traces import History, TraceRequest, Vocabulary
 from octavo.spec.stream import CacheDtypes
-
-POLICIES = ("lru",)
-"""Names of eviction policies."""
 
 FORGOTTEN = "forgotten"
 """Cause of a miss that the cache takes for a prefix it never had, though the trace knows better: it
@@ -338,6 +336,7 @@ class _Run:
         load: Load,
         *,
         clock: Clock,
+        eviction: str,
         check: bool,
     ) -> None:
         self._layout, self._load, self._clock = layout, load, clock
@@ -351,6 +350,7 @@ class _Run:
             max_num_seqs=load.rows,
             checkpoint_interval=load.checkpoint_interval,
             hash_seed=load.hash_seed,
+            eviction=eviction,
         )
         self.device: Device = CheckedPlayer(layout, self.scheduler) if check else Player()
         self._history = History()
@@ -541,7 +541,7 @@ def send(
     *,
     clock: Clock,
     memory: int | None = None,
-    eviction: str = "lru",
+    eviction: str = DEFAULT_POLICY,
     check: bool = False,
     on_progress: Callable[[int], None] = lambda over: None,
 ) -> TrafficReport:
@@ -556,10 +556,8 @@ def send(
     CapacityError where no request of it can be served; with ``check`` Violation, an AssertionError,
     where the cache is wrong.
     """
-    if eviction not in POLICIES:
-        raise ConfigError(f"eviction {eviction!r} is not known; known: {', '.join(POLICIES)}")
     began = clock()
-    run = _Run(layout, requests, load, clock=clock, check=check)
+    run = _Run(layout, requests, load, clock=clock, eviction=eviction, check=check)
     run.run(on_progress)
     slabs = layout.arena.num_slabs * layout.arena.slab_units * layout.arena.unit_bytes
     return run.report(memory=memory or slabs, eviction=eviction, seconds=clock() - began)

@@ -117,7 +117,7 @@ def test_tables_say_what_the_json_says(capsys: pytest.CaptureFixture[str]) -> No
             ["--trace", SMALL, "--config", MODEL, "--max-model-len", "9"],
             "are beyond max_model_len 9",
         ),
-        (["--trace", SMALL, "--config", MODEL, "--eviction", "nru"], "known: lru"),
+        (["--trace", SMALL, "--config", MODEL, "--eviction", "nru"], "there are worth, lru"),
         (["--trace", SMALL, "--config", MODEL, "--profile", "tpu"], "profile 'tpu'"),
         (["--trace", SMALL, "--config", MODEL, "--kv-dtype", "int3"], "int3"),
         (["--trace", SMALL, "--config", MODEL, "--html", "/no/such/place.html"], "html"),

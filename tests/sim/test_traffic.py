@@ -11,6 +11,7 @@ from itertools import count
 import pytest
 
 from octavo.base import ConfigError
+from octavo.cache.index.policy import POLICIES
 from octavo.cache.layout import CacheLayout
 from octavo.cache.underway import StepUnderway
 from octavo.sim.fake import Violation
@@ -18,7 +19,7 @@ from octavo.sim.generate import GENERATORS, load_trace
 from octavo.sim.model import ToyGroup, toy_layout
 from octavo.sim.page import Title, page
 from octavo.sim.traces import TraceRequest
-from octavo.sim.traffic import POLICIES, Load, TrafficReport, send
+from octavo.sim.traffic import Load, TrafficReport, send
 from octavo.spec.law import Everything, Snapshot, Window
 
 SMALL = "length=48,own=8,output=6"
@@ -187,7 +188,7 @@ def test_no_policy_loses_much_against_the_least_recently_used(policy: str, name:
 
 
 def test_wrong_options_are_named() -> None:
-    with pytest.raises(ConfigError, match=r"eviction 'nru' is not known; known: lru"):
+    with pytest.raises(ConfigError, match=r"eviction 'nru' is no policy; there are worth, lru"):
         run(traffic("zipf", 3), layout(slabs=60), eviction="nru")
     for option, value in (("closed", 0), ("speed", 0.0), ("step_seconds", -1.0)):
         with pytest.raises(ConfigError, match=option):
