@@ -150,7 +150,7 @@ def test_continuations_publish_what_they_make_and_each_can_be_resumed() -> None:
 def test_moved_pages_of_forks_are_found_again() -> None:
     """Compaction moves pages that several continuations share; all tables follow."""
     toy = Toy(
-        layout_of(full(entry_bytes=96), window(6, entry_bytes=32), slab_pages=3, slabs=9), seqs=6
+        layout_of(full(entry_bytes=96), window(6, entry_bytes=32), slab_pages=2, slabs=6), seqs=6
     )
     toy.add("a", PROMPT, n=4, max_tokens=24)
     for index in range(12):
