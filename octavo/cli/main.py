@@ -183,6 +183,13 @@ def serve(
             help="File with a chat template, for a model without one.", show_default=False
         ),
     ] = None,
+    answer_format: Annotated[
+        str,
+        typer.Option(
+            help="How the model writes thoughts and calls of tools: auto goes by its chat template;"
+            " docs/serving.md lists the others."
+        ),
+    ] = "auto",
     max_waiting: Annotated[
         int, typer.Option(help="Requests that may wait; more are refused with 429.", min=0)
     ] = 256,
@@ -230,6 +237,7 @@ def serve(
         api_key=api_key,
         served_model_name=served_model_name,
         chat_template=chat_template,
+        answer_format=answer_format,
         max_waiting=max_waiting,
         max_body=max_body,
         shutdown_timeout=shutdown_timeout,

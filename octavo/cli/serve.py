@@ -21,6 +21,7 @@ from octavo.config import format_size, parse_size
 from octavo.engine.aio import AsyncLLM
 from octavo.engine.llm import LLM
 from octavo.observe.metrics import Metrics
+from octavo.server.answers.formats import format_of
 from octavo.server.app import create_app
 from octavo.server.run import Server, bind, listen, url
 
@@ -34,6 +35,7 @@ class Options:
     api_key: str | None
     served_model_name: str | None
     chat_template: Path | None
+    answer_format: str
     max_waiting: int
     max_body: str
     shutdown_timeout: float
@@ -45,6 +47,7 @@ def run(model: str, options: Options, **engine_options: Any) -> None:
     """
     max_body = parse_size(options.max_body, "max_body")
     template = None if options.chat_template is None else _read(options.chat_template)
+    format_of(None, None, options.answer_format)
     taken = bind(options.host, options.port)
     metrics = Metrics()
     llm = generate.load(model, **engine_options)
@@ -60,6 +63,7 @@ def run(model: str, options: Options, **engine_options: Any) -> None:
         max_body_bytes=max_body,
         metrics=metrics,
         shutdown_timeout=options.shutdown_timeout,
+        answer_format=options.answer_format,
     )
 
     def ready() -> None:

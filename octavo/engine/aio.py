@@ -59,7 +59,8 @@ class RequestOptions(TypedDict, total=False):
     request_id: unique among those that run. priority: higher goes first. cache_salt: requests with
         different salts share
     nothing. marks: positions in the prompt where others will want to go on. number: which of
-    several prompts of one call it is, for those that the engine's seed makes repeatable.
+    several prompts of one call it is, for those that the engine's seed makes repeatable. shown:
+    special tokens that are part of the text.
     """
 
     request_id: str
@@ -67,6 +68,7 @@ class RequestOptions(TypedDict, total=False):
     cache_salt: str
     marks: Sequence[int]
     number: int
+    shown: frozenset[int]
 
 
 class Recorder(Protocol):

@@ -54,13 +54,15 @@ class ChatTemplate:
         *,
         marks: Sequence[Mark] = (),
         arguments: Mapping[str, Any] = NO_ARGUMENTS,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         **options: bool,
     ) -> tuple[list[int], list[int]]:
         """Token ids of a conversation, and for every mark the number of them that what comes after
         it cannot change.
 
         Where the rest of a prompt begins follows from what the template makes of another rest: up
-        to there, both are the same. arguments: variables of the template. options:
+        to there, both are the same. arguments: variables of the template. tools: what the model
+        may call. options:
         ``add_generation_prompt`` and ``continue_final_message``. Raises ConfigError where there is
         no template or it refuses the messages, and for marks where the tokenizer cannot say which
         characters its tokens stand for.
@@ -71,6 +73,13 @@ class ChatTemplate:
                 " the prompt as plain text"
             )
         self._check_arguments(arguments)
+        if tools:
+            if not self.knows_tools:
+                raise ConfigError(
+                    "tools: the model's chat template does not show them to the model; give one"
+                    " that does with --chat-template"
+                )
+            arguments = {**arguments, "tools": list(tools)}
         if marks and not self._backend.is_fast:
             raise ConfigError(
                 "cache_control needs a tokenizer that knows the characters of its tokens; leave"
@@ -90,6 +99,19 @@ class ChatTemplate:
         ends = [end for _, end in encoded.offset_mapping]
         shared = [_shared(text, other) for other, _ in varied]
         return list(encoded.input_ids), [bisect_right(ends, length) for length in shared]
+
+    @property
+    def source(self) -> str:
+        """The template's text, of all of them where there are several; empty where there is
+        none.
+        """
+        given = self._backend.chat_template or ""
+        return "\0".join(map(str, given.values())) if isinstance(given, dict) else str(given)
+
+    @property
+    def knows_tools(self) -> bool:
+        """Whether the template writes what tools there are."""
+        return re.search(r"\btools\b", self.source) is not None
 
     @cached_property
     def _own_arguments(self) -> frozenset[str]:
@@ -136,8 +158,7 @@ class ChatTemplate:
         """Control tokens: special ones, and words that the template writes. The latter are the
         model's ``own`` where it thinks or calls tools.
         """
-        source = self._backend.chat_template
-        written = "\0".join(source.values()) if isinstance(source, dict) else str(source)
+        written = self.source
         words = sorted(
             (
                 token.content

@@ -51,11 +51,12 @@ class Prompts:
         cache_salt: str = "",
         marks: Sequence[int] = (),
         number: int = 0,
+        shown: frozenset[int] = frozenset(),
     ) -> Live:
         """A request, ready to be added. Raises ConfigError naming what is wrong with it.
 
         number: which of the prompts of one call it is; they draw from different sequences of the
-        engine's seed.
+        engine's seed. shown: special tokens that are part of the text.
         """
         text, ids = self._tokens(prompt)
         self._check_ids("prompt", ids)
@@ -77,7 +78,8 @@ class Prompts:
             marks=tuple(marks),
             constraint=None if wanted is None else self._grammars.constraint(wanted),
         )
-        return Live(request, text, self._tokenizer)
+        tokenizer = self._tokenizer
+        return Live(request, text, None if tokenizer is None else tokenizer.showing(shown))
 
     def _seeded(self, params: SamplingParams, number: int) -> SamplingParams:
         if params.seed is not None or self._seed is None:

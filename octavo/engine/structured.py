@@ -95,6 +95,15 @@ def vocabulary_of(tokenizer: Tokenizer, size: int, ends: Iterable[int]) -> Vocab
 
 def grammar_of(wanted: StructuredOutputs) -> str:
     """What llguidance compiles. Raises ConfigError where it is too long, or no grammar at all."""
+    body = _body(wanted)
+    if wanted.around is None:
+        return body
+    grammars = json.loads(body)["grammars"]
+    first = {"name": "whole", "lark_grammar": wanted.around}
+    return json.dumps({"grammars": [first, {**grammars[0], "name": "body"}, *grammars[1:]]})
+
+
+def _body(wanted: StructuredOutputs) -> str:
     given = wanted.json or wanted.regex or wanted.grammar or json.dumps(wanted.choice)
     if len(str(given)) > MAX_GRAMMAR:
         raise ConfigError(f"{wanted.field} is longer than {MAX_GRAMMAR:,} characters")

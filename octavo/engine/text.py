@@ -30,10 +30,17 @@ apply to the prompt's end.
 
 
 class Tokenizer:
-    """A model's tokenizer. Encoding and decoding are pure: equal input, equal output."""
+    """A model's tokenizer. Encoding and decoding are pure: equal input, equal output.
 
-    def __init__(self, backend: Any) -> None:
-        self.backend = backend
+    shown: special tokens whose names are part of decoded text; the others have no text.
+    """
+
+    def __init__(self, backend: Any, *, shown: frozenset[int] = frozenset()) -> None:
+        self.backend, self._shown = backend, shown
+
+    def showing(self, shown: frozenset[int]) -> Tokenizer:
+        """The same tokenizer, whose text has these special tokens in it."""
+        return Tokenizer(self.backend, shown=shown) if shown else self
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
@@ -51,10 +58,16 @@ class Tokenizer:
         return ids[len(opening) :] if twice else ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of token ids. Special tokens have none; spaces are left as they are."""
+        """Text of token ids. Special tokens have none, unless they are shown; spaces are left as
+        they are.
+        """
+        ids = list(token_ids)
+        if self._shown:
+            hidden = self.special_token_ids - self._shown
+            ids = [token for token in ids if token not in hidden]
         return str(
             self.backend.decode(
-                list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+                ids, skip_special_tokens=not self._shown, clean_up_tokenization_spaces=False
             )
         )
 
@@ -127,6 +140,7 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         arguments: Mapping[str, Any] = NO_ARGUMENTS,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> tuple[list[int], list[int]]:
         """Token ids of a conversation, and for every mark the number of them that what comes after
         it cannot change.
@@ -134,13 +148,15 @@ class Tokenizer:
         A conversation begins as every prompt of the model does, whether or not its template writes
         the start token. marks: (message, characters of its content) that will come again.
         add_generation_prompt: end where the assistant is to speak. continue_final_message: end
-        within the last message. arguments: variables of the template. Raises what
+        within the last message. arguments: variables of the template. tools: what the model may
+        call. Raises what
         ``ChatTemplate.tokens`` raises.
         """
         ids, ends = self.template.tokens(
             messages,
             marks=marks,
             arguments=arguments,
+            tools=tools,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
         )

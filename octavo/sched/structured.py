@@ -38,6 +38,8 @@ class StructuredOutputs:
     choice: texts, one of which the output is.
     grammar: a context-free grammar, in Lark's form with a rule ``start``, or in GBNF's with a
         rule ``root``.
+    around: a grammar in Lark's form in which ``@body`` stands for that: for what a reasoning model
+        thinks first, or may say instead.
     field: the request's field that it came in, for messages.
 
     Raises ConfigError where none or several are given, or one is empty or of another type.
@@ -48,6 +50,7 @@ class StructuredOutputs:
     regex: str | None = None
     choice: Sequence[str] | None = None
     grammar: str | None = None
+    around: str | None = None
     field: str = "structured_outputs"
 
     def __post_init__(self) -> None:

@@ -23,6 +23,7 @@ from octavo.engine.errors import EngineClosedError
 from octavo.observe.http import CountResponses
 from octavo.observe.metrics import CONTENT_TYPE, Metrics
 from octavo.server import chat, completions, errors
+from octavo.server.answers.asked import told
 from octavo.server.limits import ApiKey, BodyLimit
 from octavo.server.logprobs import token_name
 from octavo.server.requests import (
@@ -79,13 +80,15 @@ def create_app(
     max_body_bytes: int = MAX_BODY_BYTES,
     metrics: Metrics | None = None,
     shutdown_timeout: float = SHUTDOWN_TIMEOUT,
+    answer_format: str = "auto",
 ) -> FastAPI:
     """An application around a running engine, which it closes when it ends.
 
     model_name: what clients call the model; by default its own name. api_key: what every request
         but ``/`` and ``/health`` must
     bring. metrics: the engine's recorder. shutdown_timeout: seconds that running requests get to
-    finish. Raises ConfigError for an engine without a tokenizer and for an empty key.
+    finish. answer_format: how the model writes thoughts and calls, ``auto`` for what its chat
+    template tells. Raises ConfigError for an engine without a tokenizer and for an empty key.
     """
     if engine.tokenizer is None:
         raise ConfigError("a server needs the tokenizer; leave skip_tokenizer_init off")
@@ -111,7 +114,14 @@ def create_app(
         # A key out of a file often ends with a line break, which no header can carry.
         app.add_middleware(ApiKey, key=api_key.strip())
     app.add_middleware(CountResponses, metrics=metrics)
-    serving = Serving(engine=engine, name=model_name or engine.model_name, created=int(time.time()))
+    serving = Serving(
+        engine=engine,
+        name=model_name or engine.model_name,
+        created=int(time.time()),
+        answer_format=answer_format,
+    )
+    # A format that there is not is told here.
+    _ = serving.form
     responses: Any = {
         status: {"model": ErrorBody, "description": said} for status, said in ERRORS.items()
     }
@@ -147,7 +157,8 @@ def _add_tokens(router: APIRouter, serving: Serving) -> None:
         if (body.prompt is None) == (body.messages is None):
             raise ConfigError("prompt or messages must be given, and not both")
         if body.prompt is None:
-            ids, _ = await chat.render(serving.tokenizer, body)
+            tools = None if not body.tools else [told(tool) for tool in body.tools]
+            ids, _ = await chat.render(serving.tokenizer, body, tools=tools)
         else:
             ids = await encode(
                 serving.tokenizer, body.prompt, special=body.add_special_tokens is not False

@@ -7,8 +7,9 @@ checkpoint's own template decides what a conversation is as tokens.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing
+import json
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import aclosing, suppress
 from typing import Any
 
 from starlette.requests import Request
@@ -17,10 +18,20 @@ from starlette.responses import Response
 from octavo.base import ConfigError
 from octavo.engine.outputs import CompletionDelta, RequestDelta
 from octavo.engine.text import Tokenizer
+from octavo.server.answers.asked import Answers, Said, asked
 from octavo.server.logprobs import chat_logprobs, prompt_logprobs
-from octavo.server.requests import MAX_MARKS, ChatRequest, Message, Templated, TokenizeRequest
+from octavo.server.requests import (
+    MAX_MARKS,
+    ChatRequest,
+    Message,
+    Templated,
+    TokenizeRequest,
+    ToolCall,
+)
 from octavo.server.responses import (
+    Called,
     Chat,
+    ChatCall,
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
@@ -45,15 +56,21 @@ async def _answer(serving: Serving, body: ChatRequest) -> Response:
         raise ConfigError("top_logprobs needs logprobs: true")
     if body.stream and body.prompt_logprobs is not None:
         raise ConfigError("prompt_logprobs of a chat needs stream: false")
+    tokenizer, choice = serving.tokenizer, body.tool_choice
+    wanted = asked(
+        serving.form, body, tools=body.tools, choice=choice, parallel=body.parallel_tool_calls
+    )
+    ids, marks = await render(tokenizer, body, tools=wanted.tools)
     params = sampling_params(
         body,
         max_tokens=token_limit(body, None),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
+        structured_outputs=wanted.constrained(tokenizer, ids),
     )
-    ids, marks = await render(serving.tokenizer, body)
-    writer = _Writer(serving, body)
-    deltas = serving.start(body, [ids], params, name=writer.id, marks=marks)
+    writer = _Writer(serving, body, Answers(wanted, tokenizer, ids))
+    shown = wanted.shown(tokenizer)
+    deltas = serving.start(body, [ids], params, name=writer.id, marks=marks, shown=shown)
     if not body.stream:
         return Response(
             (await writer.whole(deltas)).model_dump_json(exclude_unset=True),
@@ -64,7 +81,10 @@ async def _answer(serving: Serving, body: ChatRequest) -> Response:
 
 
 async def render(
-    tokenizer: Tokenizer, body: ChatRequest | TokenizeRequest
+    tokenizer: Tokenizer,
+    body: ChatRequest | TokenizeRequest,
+    *,
+    tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> tuple[list[int], list[int]]:
     """(token ids, marks) of a conversation; a long one keeps nobody waiting. Raises ConfigError
     where it cannot be told.
@@ -78,6 +98,7 @@ async def render(
         add_generation_prompt=body.add_generation_prompt is not False and not going_on,
         continue_final_message=going_on,
         arguments=template_arguments(body),
+        tools=tools,
     )
 
 
@@ -93,9 +114,10 @@ def template_arguments(body: Templated) -> dict[str, Any]:
     return {**silent, **said, **(body.chat_template_kwargs or {})}
 
 
-def flatten(messages: Sequence[Message]) -> tuple[list[dict[str, str]], list[tuple[int, int]]]:
+def flatten(messages: Sequence[Message]) -> tuple[list[dict[str, Any]], list[tuple[int, int]]]:
     """Messages as templates know them, and (message, characters) of every ``cache_control``."""
-    flat, marks = [], []
+    flat: list[dict[str, Any]] = []
+    marks = []
     for index, message in enumerate(messages):
         text = ""
         if isinstance(message.content, str):
@@ -108,7 +130,12 @@ def flatten(messages: Sequence[Message]) -> tuple[list[dict[str, str]], list[tup
         if message.cache_control is not None:
             marks.append((index, len(text)))
         role = "system" if message.role == "developer" else message.role
-        more = {"name": message.name, "reasoning_content": _reasoning(message)}
+        more = {
+            "name": message.name,
+            "reasoning_content": _reasoning(message),
+            "tool_calls": [_called(call) for call in message.tool_calls or ()] or None,
+            "tool_call_id": message.tool_call_id,
+        }
         flat.append(
             {"role": role, "content": text}
             | {name: value for name, value in more.items() if value is not None}
@@ -120,16 +147,38 @@ def flatten(messages: Sequence[Message]) -> tuple[list[dict[str, str]], list[tup
     return flat, marks
 
 
+def _called(call: ToolCall) -> dict[str, Any]:
+    """A call as templates know it: most want its arguments as an object."""
+    arguments: Any = call.function.arguments
+    if isinstance(arguments, str):
+        with suppress(ValueError, RecursionError):
+            said = json.loads(arguments or "{}")
+            arguments = said if isinstance(said, dict) else arguments
+    function = {"name": call.function.name, "arguments": arguments}
+    return {"id": call.id or "", "type": "function", "function": function}
+
+
 def _reasoning(message: Message) -> str | None:
     return message.reasoning if message.reasoning_content is None else message.reasoning_content
+
+
+def _said(said: Said) -> ChatDelta:
+    """A piece of an answer as a stream tells it."""
+    if said.call is not None:
+        function = Called(name=said.call.name, arguments=said.call.arguments)
+        call = ChatCall(index=said.call.number, id=said.call.id, type="function", function=function)
+        return ChatDelta(tool_calls=[call])
+    return (
+        ChatDelta(reasoning_content=said.thought) if said.thought else ChatDelta(content=said.text)
+    )
 
 
 class _Writer:
     """Writes the response to one request, piece by piece."""
 
-    def __init__(self, serving: Serving, body: ChatRequest) -> None:
+    def __init__(self, serving: Serving, body: ChatRequest, answers: Answers) -> None:
         self.id = new_id("chatcmpl")
-        self._serving, self._body = serving, body
+        self._serving, self._body, self._answers = serving, body, answers
         self._created = serving.now()
         self._tally = Tally(1)
 
@@ -159,11 +208,28 @@ class _Writer:
 
     def _choice(self, pieces: list[CompletionDelta]) -> ChatChoice:
         tokens = [token for piece in pieces for token in piece.logprobs or ()]
-        text, end = "".join(piece.text for piece in pieces), pieces[-1].finish_reason
+        said = [one for piece in pieces for one in self._answers.read(piece)]
+        text, thought = "".join(one.text for one in said), "".join(one.thought for one in said)
+        calls = [one.call for one in said if one.call is not None]
+        end = self._answers.end(pieces[-1])
         assert end is not None, "the last delta of a continuation says why it ended"
+        message = ChatMessage(
+            role="assistant", content=None if calls and not text else text, refusal=None
+        )
+        if thought:
+            message.reasoning_content = thought
+        if calls:
+            message.tool_calls = [
+                ChatCall(
+                    id=call.id,
+                    type="function",
+                    function=Called(name=call.name, arguments=call.arguments),
+                )
+                for call in calls
+            ]
         return ChatChoice(
             index=pieces[0].index,
-            message=ChatMessage(role="assistant", content=text, refusal=None),
+            message=message,
             logprobs=chat_logprobs(self._serving.tokenizer, tokens)
             if self._body.logprobs
             else None,
@@ -194,10 +260,14 @@ class _Writer:
             logprobs = None
             if self._body.logprobs and output.logprobs:
                 logprobs = chat_logprobs(self._serving.tokenizer, output.logprobs)
-            if output.text or logprobs is not None:
-                yield self._piece(output.index, ChatDelta(content=output.text), logprobs)
+            for said in self._answers.read(output):
+                yield self._piece(output.index, _said(said), logprobs)
+                logprobs = None
+            if logprobs is not None:
+                yield self._piece(output.index, ChatDelta(content=""), logprobs)
             if output.finish_reason is not None:
-                end = {"finish_reason": output.finish_reason, "stop_reason": output.stop_reason}
+                reason = self._answers.end(output)
+                end = {"finish_reason": reason, "stop_reason": output.stop_reason}
                 yield self._piece(output.index, ChatDelta()).model_copy(update=end)
 
     def _piece(

@@ -14,6 +14,8 @@ from starlette.responses import Response
 
 from octavo.base import ConfigError
 from octavo.engine.outputs import CompletionDelta, RequestDelta
+from octavo.server.answers.asked import asked
+from octavo.server.answers.formats import NONE
 from octavo.server.logprobs import LogprobsWriter, joined, prompt_logprobs
 from octavo.server.requests import CompletionRequest
 from octavo.server.responses import Completion, CompletionChoice
@@ -42,11 +44,13 @@ async def _answer(serving: Serving, body: CompletionRequest) -> Response:
     scored = body.logprobs if body.echo and body.prompt_logprobs is None else body.prompt_logprobs
     if body.echo and body.logprobs is not None:
         scored = max(scored or 0, body.logprobs)
+    wanted = asked(NONE, body)
     params = sampling_params(
         body,
         max_tokens=token_limit(body, DEFAULT_MAX_TOKENS),
         logprobs=body.logprobs,
         prompt_logprobs=scored,
+        structured_outputs=wanted.structure,
     )
     if body.best_of is not None and body.best_of != params.n:
         raise ConfigError(
@@ -62,7 +66,14 @@ async def _answer(serving: Serving, body: CompletionRequest) -> Response:
         for text in texts
     ]
     writer = _Writer(serving, body, texts)
-    deltas = serving.start(body, prompts, params, name=writer.id, marks=body.cache_marks or ())
+    deltas = serving.start(
+        body,
+        prompts,
+        params,
+        name=writer.id,
+        marks=body.cache_marks or (),
+        shown=wanted.shown(serving.tokenizer),
+    )
     if not body.stream:
         return Response(
             (await writer.whole(deltas)).model_dump_json(exclude_unset=True),

@@ -42,8 +42,8 @@ class Refused:
 TEXT_ONLY = "octavo reads and writes text only"
 IMAGES = "images are not supported yet; octavo reads text only"
 LORA = "LoRA adapters are not supported yet; merge the adapter into the model and serve that"
-CONSTRAIN = "octavo does not constrain its output yet"
-CALLS = "octavo calls no tools yet"
+CONSTRAIN = "send response_format, or structured_outputs"
+CALLS = "send tools, and tool_choice"
 SAMPLER = "octavo has temperature, top_p, top_k, min_p and penalties; leave it out"
 
 REQUEST = MappingProxyType(
@@ -73,10 +73,6 @@ REQUEST = MappingProxyType(
         "functions": Refused(CALLS),
         "grammar": Refused(CONSTRAIN),
         "guidance_scale": Refused(SAMPLER, (1,)),
-        "guided_choice": Refused(CONSTRAIN),
-        "guided_grammar": Refused(CONSTRAIN),
-        "guided_json": Refused(CONSTRAIN, asks=({},)),
-        "guided_regex": Refused(CONSTRAIN),
         "image": Refused(IMAGES),
         "image_url": Refused(IMAGES),
         "images": Refused(IMAGES),
@@ -97,7 +93,7 @@ REQUEST = MappingProxyType(
         "max_length": Refused("send max_tokens, which counts the answer alone"),
         "max_new_tokens": Refused("send max_tokens"),
         "max_output_tokens": Refused("send max_tokens"),
-        "max_tool_calls": Refused(CALLS),
+        "max_tool_calls": Refused("send parallel_tool_calls: false for one call at most"),
         "min_length": Refused("send min_tokens"),
         "min_new_tokens": Refused("send min_tokens"),
         "mirostat": Refused(SAMPLER, (0,)),
@@ -122,24 +118,19 @@ REQUEST = MappingProxyType(
         "reasoning_format": Refused("all text of the model is sent", ("none", "auto")),
         "regex": Refused(CONSTRAIN),
         "repeat_penalty": Refused("send repetition_penalty", (1,)),
-        "response_format": Refused(f"{CONSTRAIN}; only the type text works", ({"type": "text"},)),
         "return_full_text": Refused("send echo: true"),
         "return_token_ids": Refused("send logprobs, or the text to /tokenize"),
         "return_tokens_as_token_ids": Refused("send the text to /tokenize"),
         "safe_prompt": Refused("say so in a message with the role system"),
-        "skip_special_tokens": Refused("special tokens have no text", (True,), (False,)),
         "smoothing_factor": Refused(SAMPLER, (0,)),
         "stop_sequences": Refused("send stop"),
         "stop_words": Refused("send stop"),
-        "structured_outputs": Refused(CONSTRAIN),
         "suffix": Refused("octavo continues text and does not fill in"),
         "system": Refused("send a message with the role system"),
         "template": Refused("whoever runs the server chooses it, with --chat-template"),
         "tfs_z": Refused(SAMPLER, (1,)),
         "thinking": Refused('send chat_template_kwargs: {"enable_thinking": ...}', asks=(False,)),
         "thinking_budget": Refused("send max_tokens"),
-        "tool_choice": Refused(CALLS, ("none", "auto")),
-        "tools": Refused(CALLS),
         "top_a": Refused(SAMPLER, (0,)),
         "top_n_sigma": Refused(SAMPLER, (0, -1)),
         "truncate": Refused("send what is to be read"),
@@ -171,6 +162,8 @@ COMPLETION = MappingProxyType(
     {
         **REQUEST,
         "messages": Refused("send prompt, or send the messages to /v1/chat/completions"),
+        "tool_choice": Refused("send messages to /v1/chat/completions", ("none", "auto")),
+        "tools": Refused("send messages to /v1/chat/completions"),
         "top_logprobs": Refused("send logprobs: N for N alternatives", (0,)),
     }
 )
@@ -188,7 +181,6 @@ TOKENIZE = MappingProxyType(
             "images",
             "input",
             "thinking",
-            "tools",
             "truncate_prompt_tokens",
         )
     }
@@ -198,12 +190,11 @@ TOKENIZE = MappingProxyType(
 MESSAGE = MappingProxyType(
     {
         "audio": Refused(TEXT_ONLY),
-        "function_call": Refused(CALLS),
+        "function_call": Refused("send tool_calls"),
         "image": Refused(IMAGES),
         "image_url": Refused(IMAGES),
         "images": Refused(IMAGES),
         "prefix": Refused("send continue_final_message: true with the request"),
-        "tool_calls": Refused(CALLS),
     }
 )
 """Fields of messages that would change the answer."""
@@ -212,6 +203,24 @@ PART = MappingProxyType(
     {"image": Refused(IMAGES), "image_url": Refused(IMAGES), "input_audio": Refused(TEXT_ONLY)}
 )
 """Fields of content parts that would change the answer."""
+
+FORMAT = MappingProxyType(
+    {
+        "structures": Refused("send tools, and tool_choice"),
+        "triggers": Refused("send tools, and tool_choice"),
+    }
+)
+"""Fields of a response format that would change the answer."""
+
+STRUCTURE = MappingProxyType(
+    {
+        "disable_additional_properties": Refused("write additionalProperties into the schema"),
+        "disable_any_whitespace": Refused("blanks of JSON are bounded already"),
+        "structural_tag": Refused("send tools, and tool_choice"),
+        "whitespace_pattern": Refused('write {"x-guidance": {...}} into the schema'),
+    }
+)
+"""Fields of structured outputs that would change the answer."""
 
 NONE: Mapping[str, Refused] = MappingProxyType({})
 

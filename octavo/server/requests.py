@@ -23,6 +23,7 @@ MAX_N = 128
 MAX_PROMPTS = 2048
 MAX_STOPS = 16
 MAX_MARKS = 16
+MAX_TOOLS = 1024
 
 REFUSED, MISSPELT, NO_TEXT = "field_refused", "field_misspelt", "no_text"
 """Types of the errors that are raised here; ``ctx`` has the field's name and what to say."""
@@ -66,6 +67,10 @@ def _items(value: Any) -> Any:
     if isinstance(value, list):
         return [item for item in value if item is not None and item != ""]
     return None if value == "" else value
+
+
+def _given(value: Any) -> Any:
+    return None if value == {} else value
 
 
 def _parts(value: Any) -> Any:
@@ -204,6 +209,35 @@ class StreamOptions(Lenient):
     continuous_usage_stats: Flag | None = None
 
 
+class JsonSchema(Lenient):
+    """A schema with a name. strict: the output always keeps to the schema."""
+
+    name: str | None = None
+    description: str | None = None
+    json_schema: dict[str, Any] | bool | None = Field(None, alias="schema")
+    strict: Flag | None = None
+
+
+class ResponseFormat(Lenient):
+    """What the answer looks like: ``text``, any JSON object, or JSON of a schema."""
+
+    refused = fields.FORMAT
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+    plain_schema: dict[str, Any] | None = Field(None, alias="schema")
+
+
+class Structure(Lenient):
+    """What the output looks like; one of them. vLLM's names."""
+
+    refused = fields.STRUCTURE
+    json_schema: dict[str, Any] | Text | bool | None = Field(None, alias="json")
+    json_object: Flag | None = None
+    regex: Text | None = None
+    choice: Annotated[list[Text], Field(min_length=1)] | None = None
+    grammar: Text | None = None
+
+
 class Generation(Body):
     """What both ways of generating share. None is the default of ``SamplingParams`` unless said
     otherwise.
@@ -240,6 +274,19 @@ class Generation(Body):
     ) = None
     ignore_eos: Flag | None = None
     prompt_logprobs: Logprobs = None
+    skip_special_tokens: Flag | None = Field(
+        None, description="False: special tokens are part of the text."
+    )
+
+    response_format: Annotated[
+        ResponseFormat | None,
+        BeforeValidator(_given, json_schema_input_type=ResponseFormat | None),
+    ] = None
+    structured_outputs: Structure | None = None
+    guided_json: dict[str, Any] | Text | bool | None = None
+    guided_regex: Text | None = None
+    guided_choice: Annotated[list[Text], Field(min_length=1)] | None = None
+    guided_grammar: Text | None = None
 
     cache_salt: Annotated[str, Field(max_length=256)] | None = Field(
         None, description="Requests with different salts never share cached bytes."
@@ -292,6 +339,21 @@ class ContentPart(Lenient):
     cache_control: CacheControl | None = None
 
 
+class CalledFunction(Lenient):
+    """What was called. arguments: JSON, as text or as an object."""
+
+    name: Text
+    arguments: Text | dict[str, Any] = ""
+
+
+class ToolCall(Lenient):
+    """A call that the assistant made."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
 class Message(Lenient):
     """One message. Parts are joined with line breaks; an assistant that said nothing needs no
     content.
@@ -301,7 +363,7 @@ class Message(Lenient):
     """
 
     refused = fields.MESSAGE
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[
         Text | Annotated[list[ContentPart], Field(fail_fast=True)],
         BeforeValidator(_parts, json_schema_input_type=Text | list[ContentPart]),
@@ -310,11 +372,16 @@ class Message(Lenient):
     refusal: Text | None = None
     reasoning_content: Text | None = None
     reasoning: Text | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
     cache_control: CacheControl | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _silent(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("role") != "assistant" and given.get("tool_calls"):
+            says = "only an assistant calls tools"
+            raise PydanticCustomError(REFUSED, "{says}", {"name": "tool_calls", "says": says})
         if isinstance(given, dict) and given.get("role") == "assistant":
             said = given.get("content")
             return {**given, "content": (given.get("refusal") or "") if said is None else said}
@@ -335,8 +402,43 @@ Effort = Annotated[
 ]
 
 
+class Function(Lenient):
+    """A function that the model may call. parameters: the JSON schema of its arguments, an object.
+    strict: calls keep to it, whatever the model would write.
+    """
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:\-]{1,128}$")]
+    description: Text | None = None
+    parameters: dict[str, Any] | None = None
+    strict: Flag | None = None
+
+
+class Tool(Lenient):
+    """A tool."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class ChosenFunction(Lenient):
+    """Of a tool."""
+
+    name: str
+
+
+class ChosenTool(Lenient):
+    """The tool that is to be called."""
+
+    type: Literal["function"]
+    function: ChosenFunction
+
+
 class Templated(Body):
     """What a chat template is told beside the messages."""
+
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = Field(
+        None, description="Functions that the model may call; its chat template shows them."
+    )
 
     add_generation_prompt: Flag | None = Field(None, description="True by default.")
     continue_final_message: Flag | None = None
@@ -349,6 +451,10 @@ class ChatRequest(Generation, Templated):
 
     refused = fields.CHAT
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
+    tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = Field(
+        None, description="auto by default, none without tools."
+    )
+    parallel_tool_calls: Flag | None = Field(None, description="False: one call at most.")
     logprobs: bool | None = None
     top_logprobs: Logprobs = None
 

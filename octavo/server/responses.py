@@ -113,12 +113,30 @@ class ChatLogprobs(BaseModel):
     refusal: None
 
 
+class Called(BaseModel):
+    """What the model calls. arguments: a JSON object, as text."""
+
+    name: str
+    arguments: str
+
+
+class ChatCall(BaseModel):
+    """One call of a tool. index: its number among the answer's, in a stream."""
+
+    index: int | None = None
+    id: str
+    type: Literal["function"]
+    function: Called
+
+
 class ChatMessage(BaseModel):
-    """The assistant's answer."""
+    """The assistant's answer. content: null where it only calls tools."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    reasoning_content: str | None = None
+    tool_calls: list[ChatCall] | None = None
 
 
 class ChatChoice(BaseModel):
@@ -150,6 +168,8 @@ class ChatDelta(BaseModel):
     role: Literal["assistant"] | None = None
     content: str | None = None
     refusal: None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ChatCall] | None = None
 
 
 class ChatChunkChoice(BaseModel):

@@ -19,6 +19,9 @@ from octavo.cache.report import HitExplanation
 from octavo.engine.outputs import RequestDelta
 from octavo.engine.text import Tokenizer
 from octavo.sched.sampling import SamplingParams
+from octavo.sched.structured import StructuredOutputs
+from octavo.server.answers.asked import form_of
+from octavo.server.answers.formats import Format
 from octavo.server.errors import ModelNotFoundError
 from octavo.server.fields import Notices
 from octavo.server.requests import INT32, Body, Generation
@@ -50,12 +53,15 @@ COMMON = (
 class Serving:
     """One engine under one name.
 
-    created: seconds since 1970 at which it began to serve. notices: unknown fields that were told.
+    created: seconds since 1970 at which it began to serve. answer_format: how the model writes
+    thoughts and calls, ``auto`` for what its chat template tells. notices: unknown fields that were
+    told.
     """
 
     engine: AsyncLLM
     name: str
     created: int
+    answer_format: str = "auto"
     notices: Notices = field(default_factory=Notices)
 
     @property
@@ -63,6 +69,11 @@ class Serving:
         """The model's tokenizer, without which there is no server."""
         assert self.engine.tokenizer is not None, "checked when the server was made"
         return self.engine.tokenizer
+
+    @property
+    def form(self) -> Format:
+        """How the model writes thoughts and calls."""
+        return form_of(self.tokenizer, self.answer_format)
 
     def now(self) -> int:
         """Seconds since 1970."""
@@ -91,6 +102,7 @@ class Serving:
         *,
         name: str,
         marks: Sequence[int] = (),
+        shown: frozenset[int] = frozenset(),
     ) -> AsyncGenerator[tuple[int, RequestDelta], None]:
         """Streams of all prompts as one. Nothing is computed before it is iterated.
 
@@ -113,6 +125,7 @@ class Serving:
                 cache_salt=body.cache_salt or "",
                 marks=marks,
                 number=index,
+                **({"shown": shown} if shown else {}),
             )
             for index, prompt in enumerate(prompts)
         ]
@@ -125,7 +138,12 @@ def new_id(kind: str) -> str:
 
 
 def sampling_params(
-    body: Generation, *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None
+    body: Generation,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+    structured_outputs: StructuredOutputs | None = None,
 ) -> SamplingParams:
     """Sampling fields of a request. Raises ConfigError naming the field that is wrong."""
     given = {name: value for name in COMMON if (value := getattr(body, name)) is not None}
@@ -135,6 +153,7 @@ def sampling_params(
         max_tokens=max_tokens,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
+        structured_outputs=structured_outputs,
     )
 
 

@@ -126,9 +126,9 @@ IMAGE = {"type": "image_url", "image_url": {"url": "http://x/y.png"}}
         ({}, "messages", "messages is missing"),
         ({"messages": []}, "messages", "at least 1"),
         (
-            {"messages": [{"role": "tool", "content": "a"}]},
+            {"messages": [{"role": "robot", "content": "a"}]},
             "messages[0].role",
-            "'system', 'developer', 'user' or 'assistant'",
+            "'system', 'developer', 'user', 'assistant' or 'tool'",
         ),
         ({"messages": [{"role": "user"}]}, "messages[0].content", "missing"),
         (
@@ -148,13 +148,13 @@ IMAGE = {"type": "image_url", "image_url": {"url": "http://x/y.png"}}
         ),
         (
             {"messages": USER, "tools": [{"type": "function"}]},
-            "tools",
-            "tools is not supported: octavo calls no tools",
+            "tools[0].function",
+            "tools[0].function is missing",
         ),
         (
-            {"messages": USER, "response_format": {"type": "json_object"}},
+            {"messages": USER, "response_format": {"type": "json_schema"}},
             "response_format",
-            "response_format is not supported",
+            "json_schema needs a schema",
         ),
         ({"messages": USER, "audio": {"voice": "x"}}, "audio", "audio is not supported"),
         (

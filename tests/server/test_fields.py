@@ -195,7 +195,9 @@ def test_logprobs_of_a_chat_is_no_count(client: httpx2.Client) -> None:
 def test_harmless_fields_may_have_any_value(
     client: httpx2.Client, path: str, value: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    names = fields.HARMLESS - {"add_special_tokens", "chat_template_kwargs", "reasoning_effort"}
+    names = fields.HARMLESS - {
+        *("add_special_tokens", "chat_template_kwargs", "reasoning_effort", "parallel_tool_calls")
+    }
     assert post(client, path, **dict.fromkeys(names, value)).status_code == 200
     assert not [record for record in caplog.records if record.name == fields.LOG.name]
 
@@ -221,10 +223,10 @@ def test_what_would_change_the_answer_is_refused_by_name(client: httpx2.Client, 
         (CHAT, {"images": ["x"]}, "images", "images are not supported yet"),
         (COMPLETIONS, {"max_new_tokens": 5}, "max_new_tokens", "send max_tokens"),
         (COMPLETIONS, {"top_logprobs": 5}, "top_logprobs", "logprobs: N"),
-        (COMPLETIONS, {"skip_special_tokens": False}, "skip_special_tokens", "have no text"),
+        (COMPLETIONS, {"tools": [{"type": "function"}]}, "tools", "/v1/chat/completions"),
         (COMPLETIONS, {"extra_body": {"top_k": 1}}, "extra_body", "Python client"),
         (COMPLETIONS, {"messages": [USER]}, "messages", "/v1/chat/completions"),
-        (TOKENIZE, {"tools": [{"type": "function"}]}, "tools", "octavo calls no tools"),
+        (TOKENIZE, {"functions": [{"name": "f"}]}, "functions", "send tools"),
         (COMPLETIONS, {"maxTokens": 5}, "maxTokens", "did you mean max_tokens?"),
         (COMPLETIONS, {"temprature": 0}, "temprature", "did you mean temperature?"),
         (COMPLETIONS, {"top-p": 0.5}, "top-p", "did you mean top_p?"),
@@ -232,7 +234,7 @@ def test_what_would_change_the_answer_is_refused_by_name(client: httpx2.Client, 
             CHAT,
             {"messages": [{**USER, "tool_calls": [{"id": "1"}]}]},
             "messages[0].tool_calls",
-            "octavo calls no tools",
+            "only an assistant calls tools",
         ),
         (
             CHAT,
