@@ -113,9 +113,11 @@ class Chains:
         """``hold`` for the whole chain, after the row's table has got another page."""
         self.hold(row, group, self._chains[row].nodes, 0)
 
-    def touch(self, row: int, *, hit: bool = False) -> None:
-        """Note that a row's chain has just been of use."""
-        self._index.touch(self._chains[row].nodes, hit=hit)
+    def touch(self, row: int, *, resumed: int | None = None) -> None:
+        """Note that a row's chain has just been of use. resumed: units after which the row, which
+        has found it, goes on.
+        """
+        self._index.touch(self._chains[row].nodes, resumed=resumed)
 
     def end(self, row: int) -> dict[int, np.ndarray]:
         """A row leaves its chain; returns by group the pages held for it, to be released."""

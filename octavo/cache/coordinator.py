@@ -55,10 +55,11 @@ def _lanes(layout: CacheLayout, grains: Sequence[Grain]) -> list[Lane]:
     return [
         Lane(
             lets_go=group.group.law.prefix is not None,
+            group=number,
             page_bytes=group.page_units * layout.arena.unit_bytes,
             units=max(1.0, group.block_tokens / layout.hash_unit),
         )
-        for group, grain in zip(layout.groups, grains, strict=True)
+        for number, (group, grain) in enumerate(zip(layout.groups, grains, strict=True))
         for _ in grain.lanes
     ]
 

@@ -335,7 +335,7 @@ class KVCacheManager:
         request, match, row = admission.request, admission.match, self._free_rows.pop()
         self.coordinator.adopt(row, match)
         if len(match.nodes):
-            self.coordinator.chains.touch(row, hit=True)
+            self.coordinator.chains.touch(row, resumed=match.hit)
         self._rows[request.request_id] = self._by_row[row] = _Row(
             request=request,
             row=row,

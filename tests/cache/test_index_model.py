@@ -241,17 +241,16 @@ def test_what_was_found_before_outlives_a_scan() -> None:
         for turn in range(40):
             if turn in (5, 6):
                 chain = index.match(wanted)
-                index.touch(chain, hit=True)
+                index.touch(chain, resumed=len(chain))
                 index.offer_chain(chain)
             add(1000 * (turn + 1))
         assert (len(index.match(wanted)) == 10) is survives, name
 
 
 def test_ghosts_teach_what_came_back() -> None:
-    policy = WorthItsBytes()
     arena = ArenaLayout(unit_bytes=64, slab_units=10, num_slabs=2, page_units=(1,))
     pool = PagePool(arena)
-    index = PrefixIndex(pool, lanes=[Lane(lets_go=False)], policy=policy)
+    index = PrefixIndex(pool, lanes=[Lane(lets_go=False)], policy=WorthItsBytes())
     keys = np.arange(16, dtype=np.uint64).view(KEY)
     for hits in (0, 1, 2, 3, 3):
         pages = pool.allocate(0, len(keys))

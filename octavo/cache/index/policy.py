@@ -1,8 +1,8 @@
 """Which remembered prefix goes first.
 
 Owns the protocol of policies and those that come with octavo. A policy ranks; what can go, and how
-much of it, is the index's to say. Knows no pages, no keys and no clock but the index's own, which
-counts uses.
+much of it, is the index's to say; what the past teaches is in ``returns.py``. Knows no pages, no
+keys and no clock but the index's own, which counts uses.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from octavo.base import ConfigError
+from octavo.cache.index.returns import Returns
 
 Rank = float | np.ndarray
 """Ranks of one victim or of several."""
@@ -22,80 +23,77 @@ Rank = float | np.ndarray
 
 @dataclass(frozen=True, kw_only=True)
 class Victim:
-    """What could be let go together.
+    """What could be let go together: the end of a chain, or the claims of a resume point inside
+    one.
 
-    now, last_use: by the index's clock, which counts uses of chains. hits: requests that found it,
-    at most a few; also those before it was last evicted, if that is remembered. saved: tokens that
-    a request would have to compute again without it, at least. bytes: what it keeps. plain: bytes
-    that so many tokens keep in growing groups, whose entries are worth what they cost.
+    now, last_use, found: by the index's clock, which counts uses of chains. last_use: when a
+    request last passed; found: when one last went on from there, or it came to be.
+    hits: how often it had been found by then, at most a few, also before it was last evicted.
+    depth: tokens up to its end. saved: tokens that a request going on from there would have to
+    compute again without it, at least. bytes: what it keeps, by group; of growing groups on
+    average, whatever pages others share.
     """
 
     now: int
     last_use: int | np.ndarray
+    found: int | np.ndarray
     hits: int | np.ndarray
+    depth: int
     saved: int
-    bytes: float
-    plain: float
+    bytes: tuple[float, ...]
 
 
 class EvictionPolicy(Protocol):
     """Ranks victims: the lowest goes first. Asked when one could be let go for the first time, when
-    its last user leaves, and once more before it goes.
+    its last user leaves, when a rank does not hold any longer, and once more before it goes.
+
+    ``returns``: what has been learned of when places come back.
     """
 
-    def rank(self, victim: Victim) -> Rank:
-        """The victim's rank; an array where ``last_use`` and ``hits`` are arrays, of many that are
-        alike in all else.
+    def rank(self, victim: Victim, returns: Returns) -> Rank:
+        """The victim's rank; an array where its times and hits are arrays, of many that are alike
+        in all else.
         """
 
-    def evicted(self, victim: Victim) -> None:
-        """It has been let go. A policy may learn from that."""
+    def holds_until(self, victim: Victim, returns: Returns) -> int | None:
+        """The time at which its rank may be lower although nothing has happened to it, None where
+        that will not be.
+        """
 
 
 class LeastRecentlyUsed:
     """What nobody used for longest goes first."""
 
-    def rank(self, victim: Victim) -> Rank:
+    def rank(self, victim: Victim, returns: Returns) -> Rank:
         """The time of the last use."""
         return victim.last_use
 
-    def evicted(self, victim: Victim) -> None:
-        """Nothing to learn."""
+    def holds_until(self, victim: Victim, returns: Returns) -> int | None:
+        """For good."""
+        return None
 
 
 class WorthItsBytes:
-    """What was found before stays longer, and so does what saves much for its bytes.
+    """What is expected to save least for its bytes goes first.
 
-    A victim is treated as if it had been used later than it was, by a multiple of the *stay*: how
-    old victims are at present when they go without ever having been found. That is the time in
-    which one with no hits can show that it is wanted; it follows by itself from how large the cache
-    is and how fast it is filled. The multiple grows with hits, of which the first few count, and
-    with tokens saved per byte, where a growing group's entries are the measure.
+    A victim is worth the tokens that it would save, times how soon it should come back by what
+    returns have taught for its age and hits (``Returns.worth``), for every byte that it keeps. So a
+    large state with few tokens behind the resume point before it goes early, and by itself; and
+    what has never been found goes, once it is older than what was found used to be.
 
-    Idea of the first: LRU-K and 2Q (O'Neil 1993; Johnson and Shasha 1994); of the second:
-    GreedyDual-Size-Frequency (Cherkasova 1998).
+    Tokens saved per byte: GreedyDual-Size (Cao and Irani 1997).
     """
 
-    hit_weight = 8.0
-    """Stays by which every hit lengthens a victim's life, if it is worth its bytes."""
-    first_weight = 0.5
-    """Stays that a victim without hits gets likewise."""
-    learning = 0.05
-    """How much of the stay the latest victim decides."""
+    def rank(self, victim: Victim, returns: Returns) -> Rank:
+        """Tokens saved by time and byte."""
+        worth = returns.worth(victim.hits, victim.now - victim.found)
+        return worth * (victim.saved / max(1.0, sum(victim.bytes)))
 
-    def __init__(self) -> None:
-        self._stay = 0.0
-
-    def rank(self, victim: Victim) -> Rank:
-        """The time of the last use, and what the victim has earned."""
-        worth = min(1.0, victim.plain / victim.bytes) if victim.bytes else 0.0
-        earned = (self.hit_weight * victim.hits + self.first_weight) * worth
-        return victim.last_use + earned * self._stay
-
-    def evicted(self, victim: Victim) -> None:
-        """Learn how long victims stay."""
-        if not victim.hits:
-            self._stay += self.learning * (float(victim.now - victim.last_use) - self._stay)
+    def holds_until(self, victim: Victim, returns: Returns) -> int | None:
+        """To the next age at which returns differ."""
+        assert isinstance(victim.found, int)
+        bound = returns.next_bound(victim.now - victim.found)
+        return None if bound is None else victim.found + bound
 
 
 POLICIES: Mapping[str, Callable[[], EvictionPolicy]] = MappingProxyType(

@@ -31,6 +31,7 @@ from octavo.base import NO_PAGE
 from octavo.cache.hashing import KEY
 from octavo.cache.index.ghosts import Ghosts
 from octavo.cache.index.policy import EvictionPolicy, LeastRecentlyUsed, Victim
+from octavo.cache.index.returns import MAX_LIVES, Returns
 from octavo.cache.index.victims import VictimQueue
 from octavo.memory.pool import PagePool
 from octavo.memory.remap import Remap
@@ -58,11 +59,13 @@ class Claim:
 
 @dataclass(frozen=True, kw_only=True)
 class Lane:
-    """What the index must know of one lane. lets_go: its group's law does. page_bytes: of one page.
-    units: hash units that a page of a growing group covers; below 1 where a unit has several.
+    """What the index must know of one lane. lets_go: its group's law does. group: number of the
+    group. page_bytes: of one page. units: hash units that a page of a growing group covers; below 1
+    where a unit has several.
     """
 
     lets_go: bool
+    group: int = 0
     page_bytes: int = 1
     units: float = 1.0
 
@@ -71,7 +74,7 @@ def bookkeeping_bytes(lanes: int) -> int:
     """Bytes of bookkeeping that one hash unit costs at most, with so many lanes: arrays that have
     just doubled, its entry in the dictionary of keys, and a ghost's.
     """
-    arrays = 4 * 7 + 8 + 1 + KEY.itemsize + 8 * lanes
+    arrays = 4 * 8 + 8 * 2 + 3 + KEY.itemsize + 8 * lanes
     entry = 2 * (8 + 8 + 8) + 49 + 28
     return 2 * arrays + 2 * entry
 
@@ -80,7 +83,7 @@ class PrefixIndex:
     """Tree of hash units with the pages that hold them.
 
     lanes: what is to be known of every lane. unit_tokens: tokens of a hash unit. max_nodes,
-    max_ghosts: bounds on bookkeeping, not on bytes. first_size: nodes there is room for at first;
+    max_ghosts, max_lives: bounds on bookkeeping, not on bytes. first_size: nodes there is room for at first;
     it doubles.
     on_evict: attribute, None at first; is told the key of every node that is let go, in that order,
     a node after its children.
@@ -95,6 +98,7 @@ class PrefixIndex:
         policy: EvictionPolicy | None = None,
         max_nodes: int = 1 << 22,
         max_ghosts: int = 1 << 18,
+        max_lives: int = MAX_LIVES,
         first_size: int = 1024,
     ) -> None:
         self._pool, self._unit = pool, unit_tokens
@@ -107,12 +111,19 @@ class PrefixIndex:
         self._page_bytes = np.array([lane.page_bytes for lane in lanes], np.float64)
         # Units that a page covers at most, and bytes of growing groups that one adds on average.
         self._units_per_page = max([1.0, *(lanes[lane].units for lane in growing)])
-        self._unit_bytes = sum(lanes[lane].page_bytes / lanes[lane].units for lane in growing)
+        self._group = np.array([lane.group for lane in lanes], np.int32)
+        self._unit_bytes = np.zeros(1 + max((lane.group for lane in lanes), default=0))
+        for number in growing:
+            lane = lanes[number]
+            self._unit_bytes[lane.group] += lane.page_bytes / lane.units
         self._max_nodes = max_nodes
         self._node_of: dict[bytes, int] = {}
         # Places only, (lanes, nodes): the pages there may move, and ``pages`` knows where they are.
         self._claims: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        # What resume points claim, by group, where nobody else does.
+        self._claim_bytes: dict[int, np.ndarray] = {}
         self._ghosts = Ghosts(max_ghosts)
+        self.returns = Returns(max_lives=max_lives, first_size=first_size)
         self._queue = VictimQueue()
         # Resume points that could not go: all that they claim was in use.
         self._parked: set[int] = set()
@@ -131,6 +142,10 @@ class PrefixIndex:
         self._depth = np.zeros(capacity, np.int32)
         self._hits = np.zeros(capacity, np.int32)
         self._last_use = np.zeros(capacity, np.int64)
+        # Places where a request could go on: when one last did, and how often before.
+        self._place = np.zeros(capacity, bool)
+        self._found = np.zeros(capacity, np.int64)
+        self._grade = np.zeros(capacity, np.int32)
         # First node of the run of consecutive numbers, each the parent of the next, that a node is
         # in.
         self._head = np.zeros(capacity, np.int32)
@@ -141,7 +156,7 @@ class PrefixIndex:
 
     _PER_NODE = (
         "_keys", "_live", "_parent", "_children", "_users", "_resumes", "_depth", "_hits",
-        "_last_use", "_head",
+        "_last_use", "_head", "_place", "_found", "_grade",
     )  # fmt: skip
 
     def _grow(self) -> None:
@@ -234,7 +249,9 @@ class PrefixIndex:
         self._depth[nodes] = np.arange(depth + 1, depth + count + 1)
         self._children[nodes[:-1]], self._children[nodes[-1]] = 1, 0
         self._users[nodes] = 0
-        self._hits[nodes] = self._returning(named)
+        self._place[nodes], self._resumes[nodes] = False, False
+        known = self.returns.known(named)
+        self._hits[nodes] = self._returning(named, known)
         if parent != ROOT:
             self._children[parent] += 1
             if parent not in self._claims:
@@ -250,18 +267,24 @@ class PrefixIndex:
         self.pages[self._growing[:, None], nodes] = pages
         self._pool.keep(pages.reshape(-1))
         self.touch(nodes)
+        for at, _ in known:
+            self._come_back(int(nodes[at]))
         return nodes
 
-    def _returning(self, named: Sequence[bytes]) -> list[int] | int:
-        """Hits of new nodes: of those that are remembered as ghosts, one more than they had.
+    def _returning(self, named: Sequence[bytes], known: Sequence[tuple[int, int]]) -> np.ndarray:
+        """Hits of new nodes: of those that are remembered, one more than they had. Ghosts remember
+        every node for a while, the ``known`` places some of them for longer.
 
-        Where the first is not remembered nothing is asked of the others: children are evicted
-        before their parents, so what is known of them is an end of another chain's.
+        Where the first is no ghost none of the others is asked: children are evicted before their
+        parents, so what is known of them is an end of another chain's.
         """
-        if named[0] not in self._ghosts:
-            return 0
-        found = self._ghosts.take(named)
-        return [0 if hits is None else min(hits + 1, MAX_HITS) for hits in found]
+        hits = np.zeros(len(named), np.int32)
+        if named[0] in self._ghosts:
+            found = self._ghosts.take(named)
+            hits[:] = [0 if before is None else before + 1 for before in found]
+        for at, before in known:
+            hits[: at + 1] = np.maximum(hits[: at + 1], before + 1)
+        return np.minimum(hits, MAX_HITS)
 
     def claim(self, node: int, claim: Claim) -> None:
         """Make ``node`` a resume point that needs ``claim``. Places that have a page already keep
@@ -274,14 +297,41 @@ class PrefixIndex:
         self._pool.keep(claim.pages[missing])
         self._claimed[claim.lanes, claim.nodes] += 1
         self._claims[node], self._resumes[node] = (claim.lanes, claim.nodes), True
+        self._claim_bytes[node] = np.bincount(
+            self._group[claim.lanes], self._page_bytes[claim.lanes], len(self._unit_bytes)
+        )
+        self._begin(node)
         self._offer(node)
 
-    def touch(self, nodes: np.ndarray, *, hit: bool = False) -> None:
-        """Note a use of a chain's nodes (root first)."""
+    def touch(self, nodes: np.ndarray, *, resumed: int | None = None) -> None:
+        """Note a use of a chain's nodes (root first). resumed: units after which a request that
+        found them goes on.
+        """
         self._clock += 1
         self._last_use[nodes] = self._clock
-        if hit:
-            self._hits[nodes] = np.minimum(self._hits[nodes] + 1, MAX_HITS)
+        if resumed is None or not len(nodes):
+            return
+        self._hits[nodes] = np.minimum(self._hits[nodes] + 1, MAX_HITS)
+        places = nodes[self._place[nodes]].tolist()
+        if len(self._bounded):
+            # Where it goes on, and where it could have if no claim had been dropped.
+            places = sorted({*places[-1:], *nodes[max(0, resumed - 1) : resumed].tolist()})
+        for node in places:
+            if self._place[node]:
+                self._come_back(node)
+
+    def _begin(self, node: int) -> None:
+        """A request could go on from this node. Nothing happens where that is known."""
+        if not self._place[node]:
+            self._place[node], self._found[node] = True, self._clock
+            self._grade[node] = self._hits[node]
+            self.returns.begin(self._keys[node].tobytes(), int(self._hits[node]), self._clock)
+
+    def _come_back(self, node: int) -> None:
+        """A request has come to this place again, from which it, or an earlier one, could go on."""
+        self._place[node], self._found[node] = True, self._clock
+        self._grade[node] = self._hits[node]
+        self.returns.come_back(self._keys[node].tobytes(), int(self._hits[node]), self._clock)
 
     def enter(self, node: int) -> None:
         """A request's chain now ends at ``node``: it and all before it stay until ``leave``."""
@@ -301,6 +351,8 @@ class PrefixIndex:
         """Rank a chain's leaf and resume points anew, after its last use; among equals the leaf
         goes first.
         """
+        if len(nodes) and not len(self._bounded):
+            self._begin(int(nodes[-1]))
         for node in nodes[self._resumes[nodes] | (self._children[nodes] == 0)][::-1].tolist():
             self._offer(node)
 
@@ -324,6 +376,7 @@ class PrefixIndex:
         self._parked.discard(node)
         self._queue.withdraw(node)
         self._resumes[node] = False
+        del self._claim_bytes[node]
         self._drop([self._claims.pop(node)])
         self._offer(node)
         assert not self.is_resume_point(node)
@@ -338,15 +391,20 @@ class PrefixIndex:
         while self._evict_some(1 << 20):
             pass
         self._ghosts.clear()
+        self.returns.clear()
+        self._place[:] = False
 
     def _evict_some(self, pages: float) -> bool:
         """Let victims go that free at most ``pages`` pages together, but at least one. False where
         there is none.
         """
+        while (expired := self._queue.expired(self._clock)) is not None:
+            self._offer(expired)
         nodes, claims, room = list[np.ndarray](), list[tuple[np.ndarray, np.ndarray]](), pages
         while room > 0 and (node := self._next_victim()) is not None:
             if node in self._claims:
                 claims.append(self._claims.pop(node))
+                del self._claim_bytes[node]
                 self._resumes[node] = False
                 room -= len(claims[-1][0])
             if self._children[node] == 0 and self._users[node] == 0:
@@ -372,12 +430,10 @@ class PrefixIndex:
                 if not ends and not self._keeps_idle_bytes(node):
                     self._parked.add(node)
                     continue
-                victim = self._victim(node)
-                if (rank := self._policy.rank(victim)) > ranked:
-                    # It has been of use since.
-                    self._queue.put(node, float(rank))
+                if (rank := self._policy.rank(self._victim(node), self.returns)) > ranked:
+                    # It is worth more by now.
+                    self._put(node, float(rank))
                     continue
-                self._policy.evicted(victim)
                 return node
             # All pages of these were in use, by requests whose end did not offer them again.
             for node in sorted(self._parked):
@@ -439,12 +495,13 @@ class PrefixIndex:
         victim = Victim(
             now=self._clock,
             last_use=self._last_use[nodes],
+            found=self._last_use[nodes],
             hits=self._hits[nodes],
+            depth=int(self._depth[nodes[0]]) * self._unit,
             saved=self._unit,
-            bytes=self._unit_bytes,
-            plain=self._unit_bytes,
+            bytes=tuple(self._unit_bytes.tolist()),
         )
-        return np.asarray(self._policy.rank(victim))
+        return np.asarray(self._policy.rank(victim, self.returns))
 
     def _remove(self, nodes: np.ndarray) -> None:
         """Forget nodes that have been cut off, children before parents."""
@@ -489,22 +546,29 @@ class PrefixIndex:
         """Enter a node that could be a victim: a leaf nobody ends on, or a resume point."""
         if (self._children[node] == 0 and self._users[node] == 0) or node in self._claims:
             self._parked.discard(node)
-            self._queue.put(node, float(self._policy.rank(self._victim(node))))
+            self._put(node, float(self._policy.rank(self._victim(node), self.returns)))
+
+    def _put(self, node: int, rank: float) -> None:
+        until = self._policy.holds_until(self._victim(node), self.returns)
+        self._queue.put(node, rank, until=until)
 
     def _victim(self, node: int) -> Victim:
         """What a policy must know of the victim at a node."""
-        units = self._since_resume_point(node) if len(self._bounded) else 1
-        claimed = self._claims.get(node)
-        kept = float(self._page_bytes[claimed[0]].sum()) if claimed else 0.0
-        if self._children[node] == 0:
-            kept += units * self._unit_bytes
+        bounded = bool(len(self._bounded))
+        units = self._since_resume_point(node) if bounded else 1
+        kept = units * self._unit_bytes if self._children[node] == 0 else 0 * self._unit_bytes
+        if node in self._claims:
+            kept = kept + self._claim_bytes[node]
+        # Without bounded lanes a request can go on anywhere.
+        last_use, hits = int(self._last_use[node]), int(self._hits[node])
         return Victim(
             now=self._clock,
-            last_use=int(self._last_use[node]),
-            hits=int(self._hits[node]),
-            saved=units * self._unit if claimed or not len(self._bounded) else 0,
-            bytes=kept,
-            plain=units * self._unit_bytes if claimed or not len(self._bounded) else 0.0,
+            last_use=last_use,
+            found=int(self._found[node]) if bounded else last_use,
+            hits=int(self._grade[node]) if bounded else hits,
+            depth=int(self._depth[node]) * self._unit,
+            saved=units * self._unit if node in self._claims or not bounded else 0,
+            bytes=tuple(kept.tolist()),
         )
 
     def _since_resume_point(self, node: int) -> int:
@@ -536,6 +600,8 @@ class PrefixIndex:
         too, once per use.
         """
         self._check_sizes()
+        self.returns.check(self._clock)
+        assert self._claims.keys() == self._claim_bytes.keys()
         live = np.flatnonzero(self._live)
         assert sorted(self._node_of.values()) == live.tolist()
         assert [self._node_of[key] for key in self._keys[live].tolist()] == live.tolist()

@@ -1,6 +1,7 @@
 """Candidates for eviction by rank.
 
-Owns ``VictimQueue``: a heap with lazy deletion. Knows nodes as numbers and ranks as floats.
+Owns ``VictimQueue``: two heaps with lazy deletion, by rank and by the time until which a rank
+holds. Knows nodes as numbers, ranks as floats and times as numbers that grow.
 """
 
 from __future__ import annotations
@@ -20,21 +21,38 @@ class VictimQueue:
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, int]] = []
+        self._until: list[tuple[int, int, int]] = []
         self._current: dict[int, int] = {}
         self._ticket = 0
 
-    def put(self, node: int, rank: float) -> None:
-        """Enter a node, or move it to a new rank."""
+    def put(self, node: int, rank: float, *, until: int | None = None) -> None:
+        """Enter a node, or move it to a new rank, which holds before the time ``until``; None where
+        it holds for good.
+        """
         self._ticket += 1
         self._current[node] = self._ticket
         heappush(self._heap, (rank, self._ticket, node))
-        if len(self._heap) > 2 * len(self._current) + SWEEP:
+        if until is not None:
+            heappush(self._until, (until, self._ticket, node))
+        if max(len(self._heap), len(self._until)) > 2 * len(self._current) + SWEEP:
             self._heap = [e for e in self._heap if self._current.get(e[2]) == e[1]]
+            self._until = [e for e in self._until if self._current.get(e[2]) == e[1]]
             heapify(self._heap)
+            heapify(self._until)
         assert len(self._heap) >= len(self._current)
 
+    def expired(self, now: int) -> int | None:
+        """A node whose rank does not hold any longer, None where there is none. It keeps its rank,
+        and is not named again before it is put again.
+        """
+        while self._until and self._until[0][0] <= now:
+            _, ticket, node = heappop(self._until)
+            if self._current.get(node) == ticket:
+                return node
+        return None
+
     def __len__(self) -> int:
-        """Entries kept, stale ones included."""
+        """Entries kept by rank, stale ones included; there are no more of those by time."""
         return len(self._heap)
 
     def __contains__(self, node: int) -> bool:
