@@ -7,6 +7,7 @@ scheduler.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -30,6 +31,8 @@ from octavo.runner.weights import Weights, fill
 from octavo.sched.step import StepPlan, StepResult, TokenLogprobs
 from octavo.spec.family import Family
 from octavo.spec.kind import ModelSpec
+
+T = TypeVar("T")
 
 Streams = dict[tuple[int, str], dict[str, tuple[int, dict[str, FieldView]]]]
 """(layer, mixer) -> stream name -> (group, fields by name)."""
@@ -96,15 +99,18 @@ class Runner:
         """Run one step: copies first and in order, then the model, then a token for every request
         that samples and its forks.
 
-        Requests that neither sample nor want logprobs of their prompt cost no head.
+        Requests that neither sample nor want logprobs of their prompt cost no head. Those for which
+        the model computes NaN or infinity get nothing and are named ``invalid``.
         """
         # What may come next is known before the model has run, so both go on at once.
         masks = self._masks.start(plan.constrained) if plan.constrained else None
         hidden, step = self._run(plan)
+        # A sum is finite where all of its numbers are, and only there.
+        sums = hidden.flatten(1).sum(dim=1, dtype=torch.float32)
         scored = self._score(plan, hidden)
         rows = np.flatnonzero(plan.samples).tolist()
         if not rows:
-            return StepResult(step=plan.step, tokens={}, scored=scored)
+            return _valid(StepResult(step=plan.step, tokens={}, scored=scored), plan, sums)
         choices, sampling = _choices(plan, rows), [plan.sampling[i] for i in rows]
         compared = not (plan.barred or masks) and all(params.plain for params in sampling)
         logits = self.model.head(hidden.index_select(0, step.last), wide=not compared)
@@ -115,6 +121,8 @@ class Runner:
             if reported
             else None
         )
+        # Of the model's own logits: what a request bars is infinite by its own wish.
+        sampled = logits.sum(dim=1, dtype=torch.float32)
         row_of = {i: row for row, i in enumerate(rows)}
         if masks is not None:
             forbid(logits, [row_of[i] for i in plan.constrained], masks.result())
@@ -126,9 +134,9 @@ class Runner:
         )
         made = sample(logits, choices, seed=self.seed, ops=self.ops)
         tokens = {choice.request_id: token for choice, token in zip(choices, made, strict=True)}
-        return StepResult(
-            step=plan.step, tokens=tokens, logprobs=_report(raw, reported, tokens), scored=scored
-        )
+        logprobs = _report(raw, reported, tokens)
+        result = StepResult(step=plan.step, tokens=tokens, logprobs=logprobs, scored=scored)
+        return _valid(result, plan, sums, sampled)
 
     @torch.inference_mode()
     def logits(self, plan: StepPlan) -> Tensor:
@@ -190,6 +198,42 @@ class Runner:
             }
             for where, streams in self._streams.items()
         }
+
+
+def _valid(
+    result: StepResult, plan: StepPlan, sums: Tensor, sampled: Tensor | None = None
+) -> StepResult:
+    """A receipt without what was made from numbers that are none.
+
+    sums: float32 [T], of every token's hidden state. sampled: float32 [requests that sample], of
+    the logits.
+    """
+    together = sums if sampled is None else torch.cat([sums, sampled])
+    unscored = [
+        name
+        for name, scores in result.scored.items()
+        if any(one.logprob != one.logprob for one in scores)
+    ]
+    if not unscored and bool(together.isfinite().all()):
+        return result
+    tokens = np.flatnonzero(~sums.isfinite().cpu().numpy())
+    found = {*(np.searchsorted(plan.query_start, tokens, side="right") - 1).tolist()}
+    if sampled is not None:
+        found |= {*np.flatnonzero(plan.samples)[~sampled.isfinite().cpu().numpy()].tolist()}
+    invalid = frozenset({*unscored, *(plan.request_ids[i] for i in found)})
+    forks = {name for i in found for name in plan.forks.get(i, ())}
+    gone = invalid | forks
+
+    def without(given: Mapping[str, T]) -> dict[str, T]:
+        return {name: one for name, one in given.items() if name not in gone}
+
+    return StepResult(
+        step=result.step,
+        tokens=without(result.tokens),
+        logprobs=without(result.logprobs),
+        scored=without(result.scored),
+        invalid=invalid,
+    )
 
 
 def _choices(plan: StepPlan, rows: Sequence[int]) -> list[Choice]:
