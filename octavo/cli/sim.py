@@ -21,7 +21,8 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
-from octavo.sim import again, world
+from octavo.sim import replay as replays
+from octavo.sim import world
 from octavo.spec.hf import find_families
 
 
@@ -57,10 +58,10 @@ def replay(path: Path, *, check: bool, plugins: Sequence[str], json: bool) -> No
     as well.
     """
     find_families(tuple(plugins))
-    record = again.read(path)
+    record = replays.read(path)
     err = Console(stderr=True, soft_wrap=True, highlight=False)
     with err.status("Replaying") if err.is_terminal else nullcontext():
-        found = again.replay(record, check=check)
+        found = replays.replay(record, check=check)
     recorded, error = record.failure, found.error
     where = list(recorded.where[-1:]) or ["an unknown place"]
     if json:

@@ -205,14 +205,15 @@ class EngineCore:
         if branch:
             # Its first token makes a fork known.
             opened.requests[branch] = request
-        opened.delivered[branch] += 1
+        had = opened.delivered[branch]
+        opened.delivered[branch] = len(request.output_token_ids)
         if request.finish_reason is not None:
             self._close(root, branch)
         return TokenEvent(
             request_id=root,
             branch=branch,
-            token_ids=tuple(request.output_token_ids[-1:]),
-            logprobs=tuple(request.logprobs[-1:]),
+            token_ids=tuple(request.output_token_ids[had:]),
+            logprobs=tuple(request.logprobs[had:]),
             finish_reason=request.finish_reason,
         )
 

@@ -2,7 +2,7 @@
 
 Owns ``Record`` and its form as JSON. Nothing in a record tells what a request was about: tokens,
 salts and ids are pseudonyms, of which only equality is kept, and the secret that prefix keys are
-made with is left out. Knows no engine and no runner; ``sim/again.py`` asks again.
+made with is left out. Knows no engine and no runner; ``sim/replay.py`` asks again.
 """
 
 from __future__ import annotations

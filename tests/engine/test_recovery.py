@@ -31,10 +31,10 @@ from octavo.sched.request import Request
 from octavo.sched.sampling import SamplingParams
 from octavo.sched.scheduler import Scheduler
 from octavo.sched.step import StepPlan, StepResult, TokenLogprobs
-from octavo.sim.again import read, replay
 from octavo.sim.clients import Clients
 from octavo.sim.fake import FakeRunner
 from octavo.sim.model import draw_model
+from octavo.sim.replay import read, replay
 from octavo.sim.world import make_scheduler
 from tests.planted import Operation, PlantedError, counted, operations, parts, planted, wrapped
 
@@ -60,7 +60,7 @@ class Device:
         self.fake = FakeRunner(layout, vocab_size=vocab_size)
 
     def meet(self, request: Request, branch: int = 0) -> None:
-        params, name = request.params, request.request_id
+        params, name = request.params, request.request_id.partition("#")[0]
         ends = {*params.stop_token_ids, *(() if params.ignore_eos else request.eos_token_ids)}
         self.fake.register(
             f"{name}#{branch}" if branch else name,
@@ -69,6 +69,7 @@ class Device:
             request.cache_salt,
             branch=branch,
             ends=frozenset(ends),
+            constraint=request.constraint,
         )
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -155,8 +156,8 @@ class Lab:
         opened = next(one for one in self.coming if one.request_id == name)
         told = self.outcome.told.setdefault((name, event.branch), Told())
         assert told.reason is None, "nothing comes after the end"
-        if event.branch and not told.tokens:
-            self.device.meet(opened, event.branch)
+        if event.branch and not told.tokens and event.finish_reason is None:
+            self.device.meet(self.core._open[name].requests[event.branch], event.branch)
         told.tokens += event.token_ids
         told.logprobs += event.logprobs
         told.reason = None if event.finish_reason is None else str(event.finish_reason)

@@ -15,7 +15,7 @@ import httpx2
 import pytest
 
 from octavo.cache.manager import KVCacheManager
-from octavo.sim.again import read, replay
+from octavo.sim.replay import read, replay
 from tests.planted import Operation, PlantedError, wrapped
 from tests.server.fakes import wait_until
 from tests.server.test_engine import Running, idle, running, values
