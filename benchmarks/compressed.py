@@ -19,7 +19,6 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
-from unittest.mock import patch
 
 import torch
 import typer
@@ -29,9 +28,11 @@ from torch import Tensor, nn
 
 from octavo.cache.layout import PROFILES, solve_layout
 from octavo.nn.decoder import resolve
+from octavo.nn.module import bind
 from octavo.nn.step import Caches, Step
-from octavo.ops.compressed import Entries
-from octavo.ops.paged import FieldView
+from octavo.ops.paged import CacheView, FieldView
+from octavo.ops.table import Ops
+from octavo.ops.torch.backend import TORCH
 from octavo.runner.runner import Runner
 from octavo.sched.request import Request
 from octavo.sched.sampling import SamplingParams
@@ -118,12 +119,14 @@ def decode_of(runner: Runner, context: int) -> StepPlan:
         scheduler.commit(StepResult(step=plan.step, tokens={"a": 7} if plan.samples[0] else {}))
 
 
-def dense(layer: Any) -> Callable[..., Entries]:
+def dense(layer: Any) -> Callable[..., tuple[CacheView, None]]:
     """What makes a layer with an indexer read all of its entries."""
 
-    def compressed(hidden: Tensor, _: Tensor, __: object, step: Step, caches: Caches) -> Entries:
+    def compressed(
+        hidden: Tensor, _: Tensor, __: object, step: Step, caches: Caches
+    ) -> tuple[CacheView, None]:
         layer.compressor(hidden, step, caches["compressor"], caches["compressed"])
-        return Entries(view=caches["compressed"], stride=layer.compressor.ratio)
+        return caches["compressed"], None
 
     return compressed
 
@@ -143,10 +146,6 @@ def run(runner: Runner, plan: StepPlan, *, sparse: bool) -> None:
         del layer.compressed
 
 
-def _never(*_: object) -> bool:
-    return False
-
-
 def bytes_read(runner: Runner, plan: StepPlan, *, sparse: bool) -> Counter[str]:
     """Bytes copied out of pages in one decode: ``chosen`` and ``heavy`` entries, ``index`` keys,
     and what is ``bounded``.
@@ -162,24 +161,23 @@ def bytes_read(runner: Runner, plan: StepPlan, *, sparse: bool) -> Counter[str]:
             read[self.stream] += found.nbytes
             return found
 
-        def take(self, pages: Tensor, rows: Tensor) -> Tensor:
-            found = super().take(pages, rows)
+        def take(self, pages: Tensor, rows: Tensor, ops: Ops) -> Tensor:
+            found = super().take(pages, rows, ops)
             read[self.stream] += found.nbytes
             return found
 
     for of_layer in streams.values():
         names = {"index": "index", "compressed": "chosen" if "index" in of_layer else "heavy"}
-        for stream, (_, fields) in (
+        for stream, (_, over) in (
             (names.get(name, "bounded"), found) for name, found in of_layer.items()
         ):
+            fields: Any = over.fields
             originals.append((fields, dict(fields)))
             for name, view in fields.items():
                 fields[name] = type(stream, (Counted,), {"stream": stream})(view.data, view.headed)
-    with (
-        patch("octavo.ops.compressed.takes", _never),
-        patch("octavo.kernels.indexer.takes", _never),
-    ):
-        run(runner, plan, sparse=sparse)
+    bind(runner.model, TORCH)
+    run(runner, plan, sparse=sparse)
+    bind(runner.model, runner.ops)
     for fields, views in originals:
         fields.update(views)
     return read

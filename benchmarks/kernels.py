@@ -24,6 +24,7 @@ from math import prod
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 import typer
@@ -31,7 +32,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from octavo.kernels.attention import Reads, paged_attention
+from octavo.kernels.attention import ReadsStruct, paged_attention
 from octavo.kernels.library import levels, library
 from octavo.kernels.linear import linear
 from octavo.runner.arena import memory
@@ -76,7 +77,7 @@ def rounds(
     }
 
 
-def pages(requests: int, tokens: int, block: int) -> tuple[Tensor, Tensor, Reads]:
+def pages(requests: int, tokens: int, block: int) -> tuple[Tensor, Tensor, ReadsStruct]:
     """Keys and values [pages, heads, block, dim] in one buffer, page after page, and a step that
     decodes in all requests.
     """
@@ -85,26 +86,28 @@ def pages(requests: int, tokens: int, block: int) -> tuple[Tensor, Tensor, Reads
     data = memory(2 * prod(shape)).view(torch.bfloat16).view(shape)
     for part in data:
         part.normal_()
-    generator = torch.Generator().manual_seed(0)
-    reads = Reads(
-        table=torch.randperm(requests * columns, generator=generator).int().view(requests, columns),
-        rows=torch.arange(requests),
+    drawn, last = np.random.default_rng(0).permutation(requests * columns), tokens - 1
+    reads = ReadsStruct(
+        table=drawn.astype(np.int32).reshape(requests, columns),
+        rows=np.arange(requests),
         fixed=None,
         turning=0,
         block_tokens=block,
-        query_start=torch.arange(requests + 1),
-        start=torch.full((requests,), tokens - 1),
-        fresh=torch.zeros(requests, dtype=torch.bool),
-        first=torch.zeros(requests, dtype=torch.int64),
+        start=np.full(requests, last),
+        entry_start_loc=np.arange(requests + 1),
+        query_start_loc=np.arange(requests + 1),
+        positions=np.full(requests, last),
+        fresh=np.zeros(requests, dtype=np.bool_),
+        first=np.zeros(requests, dtype=np.int64),
         prefix=None,
     )
     return data[:, 0], data[:, 1], reads
 
 
-def gathered(q: Tensor, keys: Tensor, values: Tensor, reads: Reads, scale: float) -> Tensor:
+def gathered(q: Tensor, keys: Tensor, values: Tensor, reads: ReadsStruct, scale: float) -> Tensor:
     """The same in torch: each head's pages are copied together and multiplied."""
     out, shared = torch.empty_like(q), HEADS // KV_HEADS
-    for request, table in enumerate(reads.table.long()):
+    for request, table in enumerate(torch.from_numpy(reads.table).long()):
         for head in range(KV_HEADS):
             mine = slice(head * shared, (head + 1) * shared)
             key, value = (

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Annotated
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -30,11 +29,14 @@ from torch import Tensor
 
 from octavo.kinds.dsa.layer import SparseLatentLayer
 from octavo.kinds.dsa.spec import SparseLatent
+from octavo.nn.module import bind
 from octavo.nn.step import Step
-from octavo.ops.indexer import pick
-from octavo.ops.latent import Queries, latent_attend
-from octavo.ops.paged import CacheView, FieldView
-from octavo.runner.batch import PlannedGroup, make_step
+from octavo.ops.backends import ops_for
+from octavo.ops.latents import Queries
+from octavo.ops.paged import CacheView, FieldView, StreamView
+from octavo.ops.table import Ops
+from octavo.ops.torch.backend import TORCH
+from octavo.runner.batch import make_reads, make_step
 from octavo.sched.sampling import SamplingParams
 from octavo.sched.step import GroupStep, StepPlan
 from octavo.spec.latent import LatentParams
@@ -78,8 +80,8 @@ class Reads:
             def gather_head(self, pages: Tensor, head: int) -> Tensor:
                 return reads.add(super().gather_head(pages, head))
 
-            def take(self, pages: Tensor, rows: Tensor) -> Tensor:
-                return reads.add(super().take(pages, rows))
+            def take(self, pages: Tensor, rows: Tensor, ops: Ops) -> Tensor:
+                return reads.add(super().take(pages, rows, ops))
 
         return Counted(view.data, view.headed)
 
@@ -129,13 +131,16 @@ class Scene:
     step: Step = field(init=False)
     caches: dict[str, CacheView] = field(init=False)
     scored: tuple[Tensor, Tensor] = field(init=False)
+    ops: Ops = field(init=False)
     bound_keys: tuple[Tensor, Tensor] = field(init=False)
 
     def __post_init__(self) -> None:
         torch.manual_seed(0)
         kind, plan = kind_of(self.topk), plan_of(self.context)
         self.layer, self.step = SparseLatentLayer(kind, self.dtype, CPU), make_step(plan, CPU)
-        batch = PlannedGroup(plan, plan.groups[0], Everything(), CPU)
+        self.ops = ops_for(CPU, self.dtype)
+        bind(self.layer, self.ops)
+        reads = make_reads(self.step.parts, plan.groups[0], Everything())
         self.caches = {}
         for stream in kind.streams(CacheDtypes(kv=str(self.dtype).removeprefix("torch."))):
             shape = (self.context // BLOCK, 1, BLOCK)
@@ -143,11 +148,12 @@ class Scene:
                 f.name: FieldView(torch.randn(*shape, *f.shape, dtype=self.dtype), headed=False)
                 for f in stream.fields
             }
-            self.caches[stream.name] = CacheView(fields=fields, batch=batch)
+            over = StreamView(stream, fields)
+            self.caches[stream.name] = CacheView(over=over, reads=reads, ops=self.ops)
         self.hidden = torch.randn(1, kind.latent.hidden_size, dtype=self.dtype)
         self.source = self.layer.source(self.hidden)
         plain, rotated = self.layer.queries(self.source, self.step)
-        self.dense = Queries(plain=plain, rotated=rotated, requests=self.step.requests)
+        self.dense = Queries(plain=plain, rotated=rotated)
         self.sparse = replace(self.dense, chosen=self.index())
         assert self.layer.indexer is not None
         self.scored = self.layer.indexer.queries(self.hidden, self.source, self.step)
@@ -159,9 +165,8 @@ class Scene:
     def counted(self, stream: str, reads: Reads) -> CacheView:
         """A stream whose reads are counted."""
         view = self.caches[stream]
-        return replace(
-            view, fields={name: reads.of(kept) for name, kept in view.fields.items()}, fresh={}
-        )
+        fields = {name: reads.of(kept) for name, kept in view.fields.items()}
+        return replace(view, over=StreamView(view.over.stream, fields), fresh={})
 
     def index(self, view: CacheView | None = None) -> Tensor | None:
         """The tokens chosen."""
@@ -173,7 +178,7 @@ class Scene:
 
     def pick(self) -> Tensor:
         """What ``index`` does behind its projections: scores, and the choice."""
-        return pick(*self.scored, self.caches["index"], self.step.positions, self.topk)
+        return self.ops.score_and_choose(*self.scored, self.caches["index"], self.topk)
 
     def bound(self) -> None:
         """Products of all keys and heads."""
@@ -182,11 +187,9 @@ class Scene:
 
     def attend(self, queries: Queries, view: CacheView | None = None) -> Tensor:
         """Main attention."""
-        return latent_attend(queries, view or self.caches["latent"], self.layer.heads)
-
-
-def _never(*_: object) -> bool:
-    return False
+        heads = self.layer.heads
+        assert heads is not None, "the layer is bound"
+        return self.layer.ops.attend_latent(queries, view or self.caches["latent"], heads)
 
 
 def timed(
@@ -223,11 +226,9 @@ def measure(
         ("index_bytes", lambda reads: scene.index(scene.counted("index", reads))),
     ):
         reads = Reads()
-        with (
-            patch("octavo.ops.latent.takes", _never),
-            patch("octavo.kernels.indexer.takes", _never),
-        ):
-            run(reads)
+        bind(scene.layer, TORCH)
+        run(reads)
+        bind(scene.layer, scene.ops)
         found[name] = float(reads.total)
     return found
 

@@ -27,10 +27,10 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn import functional
 
-from octavo.ops.delta import gated_delta
-from octavo.ops.linear import decayed_attention, linear_recurrence
 from octavo.ops.ragged import Ragged
-from octavo.ops.ssm import selective_scan, ssd_scan
+from octavo.ops.torch.delta import gated_delta
+from octavo.ops.torch.linear import decayed_attention, linear_recurrence
+from octavo.ops.torch.ssm import selective, state_space_duality
 
 TOKENS = 8192
 LENGTHS = (2048, 4096, 8192, 16384, 32768)
@@ -76,7 +76,7 @@ def ssd_inputs(
 
 def ssd_ours(x: Tensor, **rest: Tensor) -> tuple[Tensor, Any]:
     """From a zero state."""
-    return ssd_scan(
+    return state_space_duality(
         x, **rest, state=x.new_zeros(1, *x.shape[1:], rest["b"].shape[-1]), ragged=ragged(len(x))
     )
 
@@ -144,7 +144,7 @@ def selective_inputs(tokens: int, width: int = 1536, state: int = 16) -> dict[st
 
 def selective_ours(u: Tensor, a: Tensor, **rest: Tensor) -> tuple[Tensor, Any]:
     """From a zero state."""
-    return selective_scan(u, a=a, **rest, state=u.new_zeros(1, *a.shape), ragged=ragged(len(u)))
+    return selective(u, a=a, **rest, state=u.new_zeros(1, *a.shape), ragged=ragged(len(u)))
 
 
 def selective_theirs(u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Any:

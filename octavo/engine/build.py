@@ -24,7 +24,7 @@ from octavo.engine.core import EngineCore
 from octavo.engine.recovery import Recovery
 from octavo.engine.source import ModelSource, dump_folder
 from octavo.nn.decoder import resolve
-from octavo.ops.codec import check
+from octavo.ops.codec import Entry
 from octavo.runner.gguf import GGUFModel
 from octavo.runner.runner import Runner
 from octavo.runner.weights import Progress, no_progress, safetensors_weights
@@ -157,7 +157,7 @@ def pick_groups(config: EngineConfig, spec: ModelSpec, dtype: str) -> tuple[Grou
     groups = make_groups(spec, CacheDtypes(kv=kv, indexer=index, conv=dtype))
     for member in (member for group in groups for member in group.members):
         try:
-            check(member.stream)
+            Entry(member.stream)
         except UnsupportedError as error:
             kind = dict(spec.layers[member.layer].mixers)[member.mixer].name
             asked = (

@@ -1,8 +1,8 @@
 """Softmax attention over paged keys and values.
 
-Owns the call of csrc/attention.cpp and ``Reads``, what a step's layers share of it. Knows which
-keys a query sees as numbers
-only: everything from ``first`` of its token to itself, and what lies below ``prefix``.
+Owns the call of csrc/attention.cpp and ``ReadsStruct``, what a step's layers share of it. Knows
+which keys a query sees as numbers only: everything from ``first`` of the query to its own position,
+and what lies below ``prefix``. ``ops/oracles/attention.py`` says what it computes.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from struct import Struct
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,66 +20,60 @@ from octavo.kernels.library import TYPES, Library, library
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Reads:
-    """What one step reads of one group: R requests with T tokens in all. All tensors are
-    contiguous.
+class ReadsStruct:
+    """``struct Reads``: what one step reads of one group, R requests with E entries and Q queries.
+    All arrays are contiguous, and stay as they are while it is used.
 
-    table: int32 [rows, N], pages by column; rows: int64 [R], the requests' rows in it. fixed,
-    turning: block b has column b below ``fixed`` and ``fixed + (b - fixed) % turning`` behind, or b
-        everywhere (None). block_tokens: tokens of a block.
-    query_start: int64 [R + 1], the requests' tokens within the step; start: int64 [R], the position
-        of the first of them.
+    table: int32 [table rows, N], pages by column; rows: int64 [R], the requests' rows in it. fixed,
+        turning: block b has column b below ``fixed`` and ``fixed + (b - fixed) % turning`` behind,
+        or b everywhere (None). block_tokens: tokens of a block.
+    start: int64 [R], the position of each request's first entry. entry_start_loc, query_start_loc:
+        int64 [R + 1], its entries and its queries among all.
+    positions: int64 [Q], of the queries, ascending within a request.
     fresh: bool [R], True where the step's own entries are not in pages yet.
-    first: int64 [T], the first position that each token sees behind the ``prefix`` positions that
-    all see; a prefix of None is all, and ``first`` is not looked at then.
+    first: int64 [Q], the first position that each query sees behind the ``prefix`` positions that
+        all see; a prefix of None is all, and ``first`` is not looked at then.
     """
 
-    table: Tensor
-    rows: Tensor
+    table: np.ndarray
+    rows: np.ndarray
     fixed: int | None
     turning: int
     block_tokens: int
-    query_start: Tensor
-    start: Tensor
-    fresh: Tensor
-    first: Tensor
+    start: np.ndarray
+    entry_start_loc: np.ndarray
+    query_start_loc: np.ndarray
+    positions: np.ndarray
+    fresh: np.ndarray
+    first: np.ndarray
     prefix: int | None
 
     @cached_property
     def address(self) -> int:
-        """Where ``struct Reads`` lies, which lives as long as this."""
+        """Where the struct lies, which lives as long as this."""
         return ctypes.addressof(self._struct)
 
     @cached_property
     def _struct(self) -> ctypes.Structure:
-        numbers = (self.rows, self.query_start, self.start, self.first)
-        assert all(one.dtype == torch.int64 and one.is_contiguous() for one in numbers), (
-            "int64, contiguous"
-        )
-        assert self.table.dtype == torch.int32 and self.table.stride(1) == 1, (
-            "a table has int32 rows"
-        )
-        assert self.fresh.dtype == torch.bool and self.fresh.is_contiguous()
+        numbers = (self.rows, self.entry_start_loc, self.query_start_loc, self.start)
+        assert all(
+            one.dtype == np.int64 and one.flags.c_contiguous
+            for one in (*numbers, self.positions, self.first)
+        ), "int64, contiguous"
+        assert self.table.dtype == np.int32 and self.table.strides[1] == 4, "int32 rows"
+        assert self.fresh.dtype == np.bool_ and self.fresh.flags.c_contiguous
         assert (
-            len(self.query_start)
-            == len(self.start) + 1
+            len(self.start) + 1
+            == len(self.entry_start_loc)
+            == len(self.query_start_loc)
             == len(self.rows) + 1
             == len(self.fresh) + 1
-        )
+        ) and len(self.positions) == len(self.first)
         return _Reads(
-            *(
-                one.data_ptr()
-                for one in (
-                    self.table,
-                    self.rows,
-                    self.query_start,
-                    self.start,
-                    self.fresh,
-                    self.first,
-                )
-            ),
+            *(_address(one) for one in (self.table, *numbers)),
+            *(_address(one) for one in (self.fresh, self.positions, self.first)),
             len(self.start),
-            self.table.stride(0),
+            self.table.strides[0] // 4,
             -1 if self.fixed is None else self.fixed,
             max(self.turning, 1),
             self.block_tokens,
@@ -86,12 +81,15 @@ class Reads:
         )
 
 
+def _address(array: np.ndarray) -> int:
+    where: int = array.__array_interface__["data"][0]
+    return where
+
+
 class _Reads(ctypes.Structure):
     _fields_ = (
-        *(
-            (name, ctypes.c_void_p)
-            for name in ("table", "rows", "query_start", "start", "fresh", "first")
-        ),
+        *((name, ctypes.c_void_p) for name in ("table", "rows", "entry_start", "query_start")),
+        *((name, ctypes.c_void_p) for name in ("start", "fresh", "position", "first")),
         *(
             (name, ctypes.c_int64)
             for name in ("requests", "table_row", "fixed", "turning", "block_tokens", "prefix")
@@ -106,44 +104,31 @@ softcap; q_type, kv_type.
 """
 
 
-def takes(q: Tensor, keys: Tensor) -> bool:
-    """Whether ``paged_attention`` computes queries [T, Hq, D] over pages of ``keys`` here: on a
-    CPU, of dtypes it knows.
-    """
-    return (
-        q.is_cpu
-        and q.dtype in TYPES
-        and keys.dtype in TYPES
-        and (q.dtype == keys.dtype or keys.dtype == torch.bfloat16)
-        and library() is not None
-    )
-
-
 def paged_attention(
     q: Tensor,
     keys: Tensor,
     values: Tensor,
     fresh_keys: Tensor,
     fresh_values: Tensor,
-    reads: Reads,
+    reads: ReadsStruct,
     *,
     scale: float,
     softcap: float | None = None,
     sinks: Tensor | None = None,
     kernels: Library | None = None,
 ) -> Tensor:
-    """Attention of a step's tokens: q [T, Hq, D] -> [T, Hq, Dv] in q's dtype, summed in float32.
+    """Attention of a step's queries: q [Q, Hq, D] -> [Q, Hq, Dv] in q's dtype, summed in float32.
 
     keys, values: [starts, Hkv, entries, D or Dv], fields over the arena (``FieldView.data``); pages
         are their first index.
-    fresh_keys, fresh_values: [T, Hkv, D or Dv], the step's own in the fields' dtype; read of fresh
+    fresh_keys, fresh_values: [E, Hkv, D or Dv], the step's own in the fields' dtype; read of fresh
         requests only.
     scale: factor of scores. softcap: scores become softcap * tanh(score / softcap). sinks: float32
         [Hq], logits without value.
     """
     kernels = kernels or library()
     q_type, kv_type = TYPES[q.dtype], TYPES[keys.dtype]
-    assert kernels is not None, "takes() says where this may be called"
+    assert kernels is not None, "there are compiled kernels"
     assert keys.dtype == values.dtype == fresh_keys.dtype == fresh_values.dtype, (
         "keys and values have one dtype"
     )

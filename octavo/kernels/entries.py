@@ -120,8 +120,3 @@ def _struct(part: Part) -> _Part:
         *(data.data_ptr(), address, page, entry, scale_page, scale_entry),
         *(part.size, block or _WHOLE, FORMATS[data.dtype], int(exponent)),
     )
-
-
-def readable(parts: tuple[Part, ...]) -> bool:
-    """Whether kernels know these parts' formats and devices."""
-    return all(part.data.device.type == "cpu" and part.data.dtype in FORMATS for part in parts)

@@ -1,6 +1,6 @@
 """Index scores over paged keys, and the choice of the highest.
 
-Owns the calls of csrc/indexer.cpp. ``sparse_reference.py`` says what they compute.
+Owns the calls of csrc/indexer.cpp. ``octavo/ops/oracles`` says what they compute.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from octavo.kernels.entries import Paged, PagedStruct, readable
+from octavo.kernels.entries import Paged, PagedStruct
 from octavo.kernels.library import Library, library, type_number
 
 
@@ -34,16 +34,6 @@ class _Choice(ctypes.Structure):
     )
 
 
-def takes(q: Tensor, keys: Paged) -> bool:
-    """Whether ``index_scores`` computes queries [n, H, D] over ``keys`` here."""
-    return (
-        q.device.type == "cpu"
-        and type_number(q.dtype) is not None
-        and readable(keys.parts)
-        and library() is not None
-    )
-
-
 def index_scores(
     q: Tensor,
     weights: Tensor,
@@ -63,7 +53,7 @@ def index_scores(
         behind them.
     """
     kernels, number = kernels or library(), type_number(q.dtype)
-    assert kernels is not None and number is not None, "takes() says where this may be called"
+    assert kernels is not None and number is not None, "there are compiled kernels, for the dtype"
     assert len(keys.parts) == 1 and keys.size == q.shape[2], "a key is one part as wide as a query"
     assert rows.dtype == visible.dtype == torch.int64 and len(rows) == len(visible) == len(
         weights

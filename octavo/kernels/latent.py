@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from octavo.kernels.entries import Paged, PagedStruct, readable
+from octavo.kernels.entries import Paged, PagedStruct
 from octavo.kernels.library import Library, library, type_number
 
 
@@ -45,20 +45,6 @@ class _Call(ctypes.Structure):
     )
 
 
-def takes(q: Tensor, entries: Paged | None) -> bool:
-    """Whether ``latent_attention`` computes queries [n, H, D] over ``entries`` here."""
-    known = entries is None or (
-        readable(entries.parts)
-        and all(part.data.dtype != torch.float4_e2m1fn_x2 for part in entries.parts)
-    )
-    return (
-        known
-        and q.device.type == "cpu"
-        and type_number(q.dtype) is not None
-        and library() is not None
-    )
-
-
 def latent_attention(
     q: Tensor,
     entries: Paged | None,
@@ -82,7 +68,7 @@ def latent_attention(
         where all is near.
     """
     kernels, number = kernels or library(), type_number(q.dtype)
-    assert kernels is not None and number is not None, "takes() says where this may be called"
+    assert kernels is not None and number is not None, "there are compiled kernels, for the dtype"
     assert (entries is None) == (visible is None), "entries are read in a number"
     assert entries is None or entries.size == q.shape[2] >= value_dim, (
         "an entry is as wide as a query"

@@ -1,7 +1,7 @@
 """Single steps of recurrent states: one token of each of n requests, from tensor to tensor or from
 page to page.
 
-Owns ``Places`` and the calls of csrc/recurrent.cpp. ``sparse_reference.py`` says what they compute.
+Owns ``Places`` and the calls of csrc/recurrent.cpp. ``octavo/ops/oracles`` says what they compute.
 """
 
 from __future__ import annotations
@@ -57,20 +57,6 @@ class Places:
             before.where(self.known, 0),
             self.data.data_ptr() + self.to_pages * page + self.to_rows * row,
         )
-
-
-def takes_pages(data: Tensor) -> bool:
-    """Whether steps of states in a field [starts, H, entries, ...] are computed here."""
-    known = data.device.type == "cpu" and data.dtype == torch.float32 and library() is not None
-    return known and data.dim() == 5 and data.stride(4) == 1 and data.stride(3) == data.shape[4]
-
-
-def takes(state: Tensor) -> bool:
-    """Whether steps of states [n, H, ...] are computed here: float32 on a CPU, a request's heads
-    one after another.
-    """
-    known = state.device.type == "cpu" and state.dtype == torch.float32 and library() is not None
-    return known and len(state) > 0 and state[0].is_contiguous()
 
 
 def decayed_step(
@@ -188,7 +174,9 @@ def delta_step_in_pages(
 
 def _rows(state: Tensor) -> Tensor:
     """Addresses of requests' states."""
-    assert state.dtype == torch.float32 and state[0].is_contiguous(), "takes() says which states"
+    assert state.dtype == torch.float32 and state[0].is_contiguous(), (
+        "float32, a request's heads one after another"
+    )
     return state.data_ptr() + 4 * state.stride(0) * torch.arange(len(state))
 
 
@@ -209,7 +197,7 @@ def _run(
     values.
     """
     kernels, (keys, values) = kernels or library(), sizes
-    assert kernels is not None, "takes() says where this may be called"
+    assert kernels is not None, "there are compiled kernels, for the dtype"
     q, k, v, log_decay, _ = inputs
     count, heads = v.shape[:2]
     assert (

@@ -17,7 +17,6 @@ from octavo.nn.module import Module
 from octavo.nn.norm import Norm
 from octavo.nn.rope import tables
 from octavo.nn.step import Caches, Step
-from octavo.ops.attention import attend
 from octavo.spec.attention import AttentionParams
 from octavo.spec.law import Law
 from octavo.spec.rope import RopeParams
@@ -174,17 +173,11 @@ class Attention(Module):
         params, (made, *pair) = self.params, self._project(hidden)
         q, gate = self._gated_queries(made, step)
         k, v = self._keys_values(pair[0], pair[-1], step) if pair else (None, None)
-        sinks = self.sinks if params.sinks else None
-        mixed = attend(
-            q,
-            k,
-            v,
-            caches["kv"],
-            law=self.law,
-            scale=params.scale,
-            softcap=params.softcap,
-            sinks=sinks,
-        )
+        sinks, view = self.sinks if params.sinks else None, caches["kv"]
+        if k is not None and v is not None:
+            view.begin(k=k, v=v)
+        mixed = self.ops.attend(q, view, scale=params.scale, softcap=params.softcap, sinks=sinks)
+        view.end()
         return self.output(mixed, gate)
 
     def output(self, mixed: Tensor, gate: Tensor | None) -> Tensor:

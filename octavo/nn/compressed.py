@@ -19,13 +19,10 @@ from octavo.nn.module import Module
 from octavo.nn.norm import Norm
 from octavo.nn.rope import tables
 from octavo.nn.step import Caches, Step
-from octavo.ops.attention import Rule
-from octavo.ops.codec import decode, encode, passed
-from octavo.ops.compressed import Entries, Places, Queries, Recent, attend, select
-from octavo.ops.paged import CacheView, Closed
+from octavo.ops.paged import CacheView
+from octavo.ops.reads import Closed
 from octavo.ops.table import Ops, Product
 from octavo.spec.latent import CompressedParams
-from octavo.spec.law import Window
 
 Device = torch.device | str
 
@@ -48,23 +45,6 @@ def angles_at(
     assert params.rope is not None, "parameters for planning do not run"
     return tables(
         params.rope, params.rope_dim, positions, torch.promote_types(dtype, torch.float32)
-    )
-
-
-def queries_of(step: Step) -> Queries:
-    """The step's tokens as its layers' queries."""
-    return step.shared(
-        "queries",
-        lambda: Queries(
-            cuts=step.cuts, starts=step.starts, positions=step.positions, requests=step.requests
-        ),
-    )
-
-
-def places_of(view: CacheView, step: Step) -> Places:
-    """Where single tokens of a stream are: alike for all streams of a group."""
-    return step.shared(
-        ("places", id(view.batch)), lambda: Places(view.batch.past, queries_of(step))
     )
 
 
@@ -96,28 +76,18 @@ class Compressor(Module):
         """
         wide = hidden.to(self.kv_proj.weight.dtype)
         gate = self.gate_proj(wide) + self.position_bias[step.positions % self.ratio]
-        kept, fresh = passed({"kv": self.kv_proj(wide), "gate": gate}, tail.fields)
-        stored, past = tail.batch.stored.tokens, tail.past()
-        closed = entries.batch.closed(self.ratio)
+        rows, closed = tail.roll(kv=self.kv_proj(wide), gate=gate), entries.reads.closed(self.ratio)
         if closed.numbers.numel():
-            made = self._pool(
-                closed,
-                step,
-                tail,
-                *(torch.cat((past[name].to(gate.dtype), fresh[name])) for name in past),
-            )
-            (part,) = entries.fields.keys() & {"kv", "key"}
-            entries.store_entries(
-                self.ratio, **encode({part: made.to(hidden.dtype)}, entries.fields)
-            )
-        tail.store(**{name: values.index_select(0, stored) for name, values in kept.items()})
+            made = self._pool(closed, step, tail, rows["kv"], rows["gate"])
+            (part,) = entries.over.entry.parts
+            entries.collect(**{part: made.to(hidden.dtype)})
 
     def _pool(
         self, closed: Closed, step: Step, tail: CacheView, kv: Tensor, gate: Tensor
     ) -> Tensor:
-        """kv, gate [P + T, width] of single tokens -> the closed entries [E, dim]."""
-        key, params = (id(tail.batch), self.ratio, self.overlap), self.params
-        rows, missing = step.shared(("groups", *key), lambda: self._rows(closed, step, tail))
+        """kv, gate [P + E, width] of single tokens -> the closed entries [C, dim]."""
+        key, params = (id(tail.reads), self.ratio, self.overlap), self.params
+        rows, missing = step.shared(("groups", *key), lambda: self._rows(closed, tail))
         if self.overlap:
             before, own = rows[:, : self.ratio], rows[:, self.ratio :]
             kv = torch.cat((kv[before, : self.dim], kv[own, self.dim :]), dim=1)
@@ -132,16 +102,15 @@ class Compressor(Module):
         )
         return turn(pooled[:, None], angles, self.ops)[:, 0]
 
-    def _rows(self, closed: Closed, step: Step, tail: CacheView) -> tuple[Tensor, Tensor]:
-        """int64 [E, n], the rows of each entry's tokens, and bool [E, n], those of a group ahead of
+    def _rows(self, closed: Closed, tail: CacheView) -> tuple[Tensor, Tensor]:
+        """int64 [C, n], the rows of each entry's tokens, and bool [C, n], those of a group ahead of
         the first.
         """
         device = closed.numbers.device
-        counts = torch.tensor(closed.cuts, device=device).diff()
-        requests = torch.repeat_interleave(torch.arange(counts.shape[0], device=device), counts)
         around = torch.arange(-self.ratio if self.overlap else 0, self.ratio, device=device)
         positions = closed.numbers[:, None] * self.ratio + around
-        return places_of(tail, step).of(requests[:, None], positions.clamp(min=0)), positions < 0
+        places = tail.reads.places
+        return places.of(closed.requests[:, None], positions.clamp(min=0)), positions < 0
 
 
 class Scorer(Module):
@@ -179,7 +148,6 @@ class Indexer(Compressor):
         hidden: Tensor,
         latent: Tensor,
         angles: tuple[Tensor, Tensor],
-        step: Step,
         keys: CacheView,
     ) -> Tensor:
         """hidden [T, d], latent [T, q_lora_rank] -> int64 [T, k] numbers of entries, -1 behind the
@@ -189,13 +157,7 @@ class Indexer(Compressor):
         weights = (
             self.scorer.weights_proj(hidden).to(angles[0].dtype) * (self.heads * self.dim) ** -0.5
         )
-        return select(
-            q,
-            weights,
-            Entries(view=keys, stride=self.ratio, part="key"),
-            queries_of(step),
-            self.topk,
-        )
+        return self.ops.score_and_choose(q, weights, keys, self.topk)
 
 
 class CompressedAttention(Module):
@@ -244,9 +206,10 @@ class CompressedAttention(Module):
         q = self.q_b_proj(latent).view(-1, params.num_heads, params.head_dim)
         q = turn(self.ops.norm(q, None, params.norm_eps, "unit"), angles, self.ops)
         entry = turn(self.kv_norm(self.kv_proj(hidden))[:, None], angles, self.ops)[:, 0]
-        entries = self.compressed(hidden, latent, angles, step, caches)
-        rule = Rule(law=Window(params.window), scale=params.scale, sinks=self.sinks)
-        mixed = attend(q, self._recent(entry, view, step), entries, queries_of(step), rule)
+        far, chosen = self.compressed(hidden, latent, angles, step, caches)
+        view.begin(kv=entry)
+        mixed = self.ops.attend_sparse(q, view, far, chosen, scale=params.scale, sinks=self.sinks)
+        view.end()
         return self._output(turn(mixed, angles, self.ops, back=True))
 
     def compressed(
@@ -256,24 +219,11 @@ class CompressedAttention(Module):
         angles: tuple[Tensor, Tensor],
         step: Step,
         caches: Caches,
-    ) -> Entries | None:
+    ) -> tuple[CacheView | None, Tensor | None]:
         """Store the step's compressed entries, and say which ones its tokens read beside their
-        windows.
+        windows: a stream, and the choice of each, int64 [T, k]; None for all that they see.
         """
-        return None
-
-    def _recent(self, entry: Tensor, view: CacheView, step: Step) -> Recent:
-        """The windows of the step's tokens; stores what later ones need of entry [T, D]."""
-        kept, fresh = passed({"kv": entry}, view.fields)
-        past = decode(view.past(), dtype=entry.dtype)["kv"]
-        places = places_of(view, step)
-        view.store(
-            **{
-                name: values.index_select(0, view.batch.stored.tokens)
-                for name, values in kept.items()
-            }
-        )
-        return Recent(rows=torch.cat((past, fresh["kv"])), places=places)
+        return None, None
 
     def _output(self, mixed: Tensor) -> Tensor:
         """[T, H, D] -> [T, d]: each group of heads to a few elements, all of them to the output."""

@@ -5,14 +5,12 @@ Owns ``CausalConv``. What is convolved and what is remembered of it are the kind
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 import torch
 from torch import Tensor, nn
 
 from octavo.nn.module import Module
-from octavo.ops.conv import causal_conv
-from octavo.ops.ragged import Ragged
+from octavo.ops.paged import CacheView
+from octavo.ops.states import states
 
 
 class CausalConv(Module):
@@ -44,15 +42,6 @@ class CausalConv(Module):
         """[channels, width], the oldest input's first."""
         return self.weight[:, 0]
 
-    def forward(self, x: Tensor, past: Tensor, ragged: Ragged) -> tuple[Tensor, Tensor]:
-        """x [T, channels], past [R, channels, width - 1] -> outputs [T, channels], inputs to keep
-        [E, channels, width - 1].
-        """
-        return causal_conv(x, past, self.taps, self.bias, ragged)
-
-
-def joined(state: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
-    """Past inputs of one convolution that are kept in several fields [R, heads, size, width - 1]:
-    [R, channels, width - 1].
-    """
-    return torch.cat([state[name].flatten(1, -2) for name in names], dim=1)
+    def forward(self, x: Tensor, view: CacheView, *names: str) -> Tensor:
+        """x [E, channels] -> [E, channels]; past inputs are in fields ``names`` of the view."""
+        return self.ops.conv(x, self.taps, self.bias, states(view, *names))

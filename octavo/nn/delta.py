@@ -13,14 +13,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from octavo.nn.conv import CausalConv, joined
+from octavo.nn.conv import CausalConv
 from octavo.nn.module import Module
-from octavo.nn.state import carried, emits, in_pages
 from octavo.nn.step import Caches, Step
-from octavo.ops import recurrent_reference
 from octavo.ops.activation import ACTIVATIONS
-from octavo.ops.delta import gated_delta, gated_delta_in_pages
+from octavo.ops.oracles import recurrent
 from octavo.ops.ragged import Ragged, work_dtype
+from octavo.ops.states import State
 
 FIELDS = ("conv_q", "conv_k", "conv_v")
 UNIT_EPS = 1e-6
@@ -127,18 +126,9 @@ class DeltaRule(Module):
     def forward(self, hidden: Tensor, step: Step, caches: Caches) -> Tensor:
         """hidden [T, d] -> [T, d]; stores the states that the cache's batch asks for."""
         view, made = caches["state"], self.inputs(hidden)
-        ragged, places = emits(view, step), in_pages(view, step, hidden.dtype, "recurrent")
-        state = carried(view, step, without=("recurrent",) if places else ())
-        mixed, conv = self.conv1d(made.qkv, joined(state, FIELDS), ragged)
-        parts = dict(zip(FIELDS, conv.split(self.shape.parts, dim=1), strict=True))
-        if places:
-            out = gated_delta_in_pages(*self.heads(mixed), made.log_decay, made.beta, places)
-            view.store(written=("recurrent",), **parts)
-        else:
-            out, recurrent = gated_delta(
-                *self.heads(mixed), made.log_decay, made.beta, state["recurrent"], ragged
-            )
-            view.store(recurrent=recurrent, **parts)
+        mixed = self.conv1d(made.qkv, view, *FIELDS)
+        state = State(view=view, name="recurrent")
+        out = self.ops.delta_scan(*self.heads(mixed), made.log_decay, made.beta, state)
         return self.output(out, made.gate)
 
 
@@ -149,9 +139,7 @@ def dense_delta(layer: DeltaRule, hidden: Tensor) -> Tensor:
     shape, made = layer.shape, layer.inputs(hidden)
     whole = Ragged(starts=(0, hidden.shape[0]), emits=((),))
     past = hidden.new_zeros(1, sum(shape.parts), layer.conv1d.taps.shape[1] - 1)
-    mixed, _ = recurrent_reference.causal_conv(made.qkv, past, layer.conv1d.taps, None, whole)
+    mixed, _ = recurrent.causal_conv(made.qkv, past, layer.conv1d.taps, None, whole)
     state = hidden.new_zeros(1, shape.value_heads, shape.key_dim, shape.value_dim)
-    out, _ = recurrent_reference.gated_delta(
-        *layer.heads(mixed), made.log_decay, made.beta, state, whole
-    )
+    out, _ = recurrent.gated_delta(*layer.heads(mixed), made.log_decay, made.beta, state, whole)
     return layer.output(out, made.gate)

@@ -17,8 +17,7 @@ from octavo.nn.module import Module
 from octavo.nn.norm import Norm
 from octavo.nn.rope import tables
 from octavo.nn.step import Caches, Step
-from octavo.ops.entries import keep
-from octavo.ops.latent import Heads, Queries, latent_attend
+from octavo.ops.latents import Heads, Queries
 from octavo.ops.table import Ops
 from octavo.spec.latent import LatentParams
 from octavo.spec.rope import RopeParams
@@ -111,11 +110,12 @@ class LatentAttention(Module):
     def forward(self, hidden: Tensor, step: Step, caches: Caches) -> Tensor:
         """hidden [T, d] -> [T, d]; stores the step's entries as the cache's batch says."""
         view, source = caches["latent"], self.source(hidden)
-        keep(view, **self.entry(hidden, step))
+        view.keep(**self.entry(hidden, step))
         plain, rotated = self.queries(source, step)
         chosen = self.choose(hidden, source, step, caches)
-        q = Queries(plain=plain, rotated=rotated, requests=step.requests, chosen=chosen)
-        return self.o_proj(latent_attend(q, view, self.heads or self._heads()).flatten(1))
+        q = Queries(plain=plain, rotated=rotated, chosen=chosen)
+        mixed = self.ops.attend_latent(q, view, self.heads or self._heads())
+        return self.o_proj(mixed.flatten(1))
 
 
 def dense_latent(

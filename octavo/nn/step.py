@@ -5,14 +5,16 @@ Owns ``Step`` and the protocol of a mixing layer. Knows no plan: ``runner/batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from octavo.ops.paged import CacheView
+from octavo.ops.reads import Parts
 
 Caches = Mapping[str, CacheView]
 """A layer's streams by name."""
@@ -22,46 +24,32 @@ Caches = Mapping[str, CacheView]
 class Step:
     """One step's tokens, laid out one request after another.
 
-    token_ids, positions: int64 [T]. last: int64, the tokens whose logits are wanted. cuts: R + 1
-    places; request i's tokens are ``[cuts[i], cuts[i + 1])``. starts: R positions of the first of
-    them. memo: values that layers share within the step.
+    token_ids: int64 [E]. last: int64, the tokens whose logits are wanted. parts: where they stand,
+        by request. memo: values that layers share within the step.
     """
 
     token_ids: Tensor
-    positions: Tensor
     last: Tensor
-    cuts: Sequence[int]
-    starts: Sequence[int]
+    parts: Parts
     memo: dict[Hashable, Any] = field(default_factory=dict)
 
     @classmethod
     def alone(cls, count: int, device: torch.device | str = "cpu") -> Step:
         """One request's first ``count`` tokens, all alike: for oracles that run without a cache."""
-        positions = torch.arange(count, device=device)
-        return cls(
-            token_ids=torch.zeros_like(positions),
-            positions=positions,
-            last=positions[:0],
-            cuts=(0, count),
-            starts=(0,),
-        )
+        tokens = torch.zeros(count, dtype=torch.int64, device=device)
+        parts = Parts.of(np.array([0]), np.array([0, count]), device)
+        return cls(token_ids=tokens, last=tokens[:0], parts=parts)
+
+    @property
+    def positions(self) -> Tensor:
+        """int64 [E]."""
+        return self.parts.positions
 
     def shared(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """``make()``, run by the first layer that asks for ``key`` in this step."""
         if key not in self.memo:
             self.memo[key] = make()
         return self.memo[key]
-
-    @property
-    def requests(self) -> Tensor:
-        """int64 [T]: which request of the step each token belongs to."""
-        return self.shared("requests", self._requests)
-
-    def _requests(self) -> Tensor:
-        cuts = torch.tensor(self.cuts, dtype=torch.int64)
-        return torch.repeat_interleave(torch.arange(len(self.starts)), cuts.diff()).to(
-            self.positions.device
-        )
 
 
 class Mixer(Protocol):

@@ -1,9 +1,9 @@
-"""How a layer's entry becomes the fields that its stream keeps, and back: plain dtypes, fp8 and fp4
-with scales.
+"""How parts of an entry become the fields that a stream keeps, and back.
 
-Owns the arithmetic of every quantised layout that ``spec/latent.py`` describes. Knows field names
-and dtypes; knows no kind, no law and no batch. All of it works on one entry by itself, so what an
-entry becomes never depends on its neighbours.
+Owns ``Coder``, from which a plug-in derives its own, the arithmetic of ``spec.codec.Scaled``, and
+``Entry``, all codecs of a stream together. Knows fields as their stream describes them; knows no
+kind, no law and no step. All of it works on one entry by itself, so what an entry becomes never
+depends on its neighbours.
 
 A block of elements shares a scale that is a power of two, also where it is stored in float32:
 DeepSeek's models quantise so (``scale_fmt`` ue8m0 of their configs and ``inference/kernel.py``;
@@ -16,6 +16,8 @@ scale's normal range, which keep a bit more.
 
 from __future__ import annotations
 
+import importlib
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -26,27 +28,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from octavo.base import UnsupportedError, ceil_div
-from octavo.ops.paged import FieldView
-from octavo.spec.latent import (
-    COMPRESSED_FP8_BLOCK,
-    INDEX_FP4_BLOCK,
-    INDEX_FP8_BLOCK,
-    SPARSE_FP8_BLOCK,
-)
-from octavo.spec.stream import Stream
+from octavo.spec.codec import Codec, Scaled
+from octavo.spec.stream import Field, Stream
 
 _FP8, _FP4 = torch.float8_e4m3fn, torch.float4_e2m1fn_x2
 _EXPONENT = torch.float8_e8m0fnu
-
-BLOCKS: Final = MappingProxyType(
-    {
-        ("latent", _FP8): SPARSE_FP8_BLOCK,
-        ("kv", _FP8): COMPRESSED_FP8_BLOCK,
-        ("key", _FP8): INDEX_FP8_BLOCK,
-        ("key", _FP4): INDEX_FP4_BLOCK,
-    }
-)
-"""Elements that share a scale, by field and dtype."""
 
 E2M1: Final = (
     0.0,
@@ -88,76 +74,185 @@ class _Format:
 _FORMATS: Final = MappingProxyType({_FP8: _Format(4, 14, 5), _FP4: _Format(2, 3, 1)})
 
 
-def check(stream: Stream) -> None:
-    """Raise UnsupportedError where a stream's fields are in dtypes that this module cannot fill."""
-    for field in stream.fields:
-        if getattr(torch, field.dtype) not in _FORMATS:
-            continue
-        if field.shard == "heads":
-            raise UnsupportedError(
-                f"{field.name} in {field.dtype} would need a scale for every head; use a plain"
-                " cache dtype"
+class Coder(ABC):
+    """A field's codec at work: made once per field of a stream as ``Class(codec, field, stream)``.
+
+    Both ways work on the last axis alone. ``decode`` of ``encode`` is what a layer computes with,
+    whether it comes from pages or is the step's own; encoding that again must change nothing, or a
+    prompt cut differently would give other numbers.
+    """
+
+    scaled: tuple[str, int] | None = None
+    """(field of scales, elements of a block) where elements are floats in blocks with a scale, as
+    ``spec.codec.Scaled`` says, so that kernels may read them without ``decode``.
+    """
+
+    cast: bool = False
+    """Whether elements are the numbers, in the field's dtype; kernels may read them, too."""
+
+    def __init__(self, codec: Codec | None, field: Field, stream: Stream) -> None:
+        self.field = field
+
+    @property
+    def size(self) -> int:
+        """How many elements of its part the field keeps."""
+        return self.field.shape[-1]
+
+    @abstractmethod
+    def encode(self, values: Tensor) -> dict[str, Tensor]:
+        """Elements [..., size] -> what its field and those beside it keep, by name, in their
+        dtypes: [..., *] each.
+        """
+
+    @abstractmethod
+    def decode(self, stored: Mapping[str, Tensor]) -> Tensor:
+        """The inverse, from the same fields: [..., size] in float32."""
+
+    def match(self, queries: Tensor) -> Tensor:
+        """Vectors [..., size] as they are to be multiplied with what ``decode`` gives."""
+        return queries
+
+
+class Cast(Coder):
+    """fp8 without scales: a cast that saturates."""
+
+    cast = True
+
+    def encode(self, values: Tensor) -> dict[str, Tensor]:
+        """As ``Coder``."""
+        return {self.field.name: _fp8(values.float())}
+
+    def decode(self, stored: Mapping[str, Tensor]) -> Tensor:
+        """As ``Coder``."""
+        return stored[self.field.name].float()
+
+
+class ScaledCoder(Coder):
+    """``spec.codec.Scaled``: rounded to nearest, ties to even, saturating. NaN stays NaN, in fp4,
+    which has none, as its whole block.
+    """
+
+    def __init__(self, codec: Scaled, field: Field, stream: Stream) -> None:
+        super().__init__(codec, field, stream)
+        self.codec, self.dtype = codec, getattr(torch, field.dtype)
+        (scales,) = (one for one in stream.fields if one.name == codec.scale)
+        self.scaled = codec.scale, codec.block
+        self._scales = getattr(torch, scales.dtype), scales.shape[-1]
+        if codec.turned:
+            _check_rotation(self.size)
+
+    @property
+    def size(self) -> int:
+        """As ``Coder``; fp4 has two elements in a byte."""
+        return self.field.shape[-1] * (2 if self.dtype is _FP4 else 1)
+
+    def encode(self, values: Tensor) -> dict[str, Tensor]:
+        """As ``Coder``."""
+        turned = hadamard(values.float()) if self.codec.turned else values.float()
+        kept, exponents = _quantise(turned, self.codec.block, self.dtype)
+        return {self.field.name: kept, self.codec.scale: _scales(exponents, *self._scales)}
+
+    def decode(self, stored: Mapping[str, Tensor]) -> Tensor:
+        """As ``Coder``. What is kept rotated stays so."""
+        kept, scales = stored[self.field.name], stored[self.codec.scale]
+        return _dequantise(kept, scales, self.codec.block)
+
+    def match(self, queries: Tensor) -> Tensor:
+        """As ``Coder``."""
+        return hadamard(queries) if self.codec.turned else queries
+
+
+def coder_of(field: Field, stream: Stream) -> Coder | None:
+    """What encodes a field; None where its dtype says all. Raises UnsupportedError for what cannot
+    be filled.
+    """
+    if field.codec is not None:
+        module, _, name = field.codec.coder.partition(":")
+        made: Coder = getattr(importlib.import_module(module), name)(field.codec, field, stream)
+        return made
+    dtype = getattr(torch, field.dtype)
+    if dtype is _FP4 or (dtype is _FP8 and field.shard == "heads"):
+        raise UnsupportedError(
+            f"{field.name} in {field.dtype} would need a scale for every head; use a plain cache"
+            " dtype"
+        )
+    return Cast(None, field, stream) if dtype is _FP8 else None
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A field that keeps elements of a part. coder: None where it is a cast."""
+
+    name: str
+    dtype: torch.dtype
+    coder: Coder | None
+    size: int
+
+
+class Entry:
+    """All codecs of one stream: parts of entries to fields and back.
+
+    plain: whether every part is one field of numbers as they are. Raises UnsupportedError for a
+        stream whose fields cannot be filled.
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        self.parts = {
+            part: tuple(_piece(field, stream) for field in fields)
+            for part, fields in stream.parts.items()
+        }
+        pieces = [piece for pieces in self.parts.values() for piece in pieces]
+        self._fields = {
+            part: tuple(
+                name
+                for field in fields
+                for name in (field.name, *(field.codec.beside if field.codec else ()))
             )
-        if field.name == "key":
-            _check_rotation(field.shape[-1] * (2 if getattr(torch, field.dtype) is _FP4 else 1))
+            for part, fields in stream.parts.items()
+        }
+        self.plain = len(pieces) == len(self.parts) and all(one.coder is None for one in pieces)
+
+    def encode(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Parts of entries, [..., elements] of one leading shape, as fields keep them: by field, in
+        the field's dtype.
+        """
+        assert parts.keys() == self.parts.keys(), "an entry's parts are its stream's"
+        stored: dict[str, Tensor] = {}
+        for part, pieces in self.parts.items():
+            values = parts[part]
+            cut = values.split([one.size for one in pieces], -1) if len(pieces) > 1 else (values,)
+            for piece, some in zip(pieces, cut, strict=True):
+                if piece.coder is None:
+                    stored[piece.name] = some.to(piece.dtype)
+                else:
+                    stored.update(piece.coder.encode(some))
+        return stored
+
+    def decode(self, stored: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+        """The inverse in ``dtype``, from fields as they are stored."""
+        return {part: self.decode_part(part, stored, dtype) for part in self.parts}
+
+    def decode_part(self, part: str, stored: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+        """One part, from at least the fields of ``fields_of``."""
+        found = [
+            (stored[one.name] if one.coder is None else one.coder.decode(stored)).to(dtype)
+            for one in self.parts[part]
+        ]
+        return found[0] if len(found) == 1 else torch.cat(found, dim=-1)
+
+    def fields_of(self, part: str) -> tuple[str, ...]:
+        """Names of the fields that hold a part, scales included."""
+        return self._fields[part]
+
+    def match(self, part: str, queries: Tensor) -> Tensor:
+        """Vectors [..., elements] as they are to be multiplied with a decoded part."""
+        (piece,) = self.parts[part]
+        return queries if piece.coder is None else piece.coder.match(queries)
 
 
-def encode(entry: Mapping[str, Tensor], fields: Mapping[str, FieldView]) -> dict[str, Tensor]:
-    """An entry's parts, each [..., elements] of one leading shape, as ``fields`` keep them: by
-    field, in the field's dtype.
-
-    Plain fields are casts. Quantised ones are rounded to nearest, ties to even, and saturate; NaN
-    stays NaN (in fp4, which has none, its whole block). Where ``kv`` is quantised, its last
-    elements go to ``rope`` as they are; a quantised index key is rotated (``hadamard``). fp8 fields
-    without scales are casts that saturate. Fields with a head axis are not quantised.
-    """
-    stored = {}
-    for name, values in _parts(entry, fields).items():
-        dtype = fields[name].data.dtype
-        if dtype not in _FORMATS:
-            stored[name] = values.to(dtype)
-        elif "scale" not in fields:
-            stored[name] = _fp8(values.float())
-        else:
-            turned = hadamard(values.float()) if name == "key" else values.float()
-            stored[name], exponents = _quantise(turned, BLOCKS[name, dtype], dtype)
-            stored["scale"] = _scales(exponents, fields["scale"].data)
-    return stored
-
-
-def decode(stored: Mapping[str, Tensor], *, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The inverse of ``encode`` in ``dtype``, from fields as they are stored: [..., elements] each.
-
-    Exact in bfloat16 and wider for what is quantised. A quantised index key stays rotated, as
-    ``match_queries`` makes queries.
-    """
-    entry = {}
-    for name, kept in stored.items():
-        if kept.dtype in _FORMATS and "scale" in stored:
-            entry[name] = _dequantise(kept, stored["scale"], BLOCKS[name, kept.dtype]).to(dtype)
-        elif name != "scale":
-            entry[name] = kept.to(dtype)
-    if "kv" in entry and "rope" in entry:
-        entry["kv"] = torch.cat((entry["kv"], entry.pop("rope")), dim=-1)
-    return entry
-
-
-def passed(
-    entry: Mapping[str, Tensor], fields: Mapping[str, FieldView]
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """(what to store, the entry as a later step will read it) of fresh entries, whose parts have
-    one dtype.
-    """
-    (dtype,) = {values.dtype for values in entry.values()}
-    stored = encode(entry, fields)
-    return stored, decode(stored, dtype=dtype)
-
-
-def match_queries(queries: Tensor, fields: Mapping[str, FieldView]) -> Tensor:
-    """Index queries [..., elements] for keys as ``fields`` keep them: rotated, where these are,
-    else as given.
-    """
-    return hadamard(queries) if fields["key"].data.dtype in _FORMATS else queries
+def _piece(field: Field, stream: Stream) -> Piece:
+    coder, dtype = coder_of(field, stream), getattr(torch, field.dtype)
+    return Piece(field.name, dtype, coder, coder.size if coder else field.shape[-1])
 
 
 def hadamard(values: Tensor) -> Tensor:
@@ -179,21 +274,8 @@ def hadamard(values: Tensor) -> Tensor:
 def _check_rotation(size: int) -> None:
     if size < 1 or size & (size - 1):
         raise UnsupportedError(
-            f"index_head_dim {size} is not a power of two; its quantised index keys cannot be"
-            " rotated"
+            f"{size} elements are not a power of two; what is quantised of them cannot be rotated"
         )
-
-
-def _parts(entry: Mapping[str, Tensor], fields: Mapping[str, FieldView]) -> dict[str, Tensor]:
-    """The entry's parts under the fields' names: a ``kv`` that is kept in two fields is cut in
-    two.
-    """
-    parts = dict(entry)
-    if "kv" in entry and "rope" in fields:
-        rotated = fields["rope"].data.shape[-1]
-        parts["kv"], parts["rope"] = entry["kv"][..., :-rotated], entry["kv"][..., -rotated:]
-    assert parts.keys() == fields.keys() - {"scale"}, "an entry's parts are its stream's fields"
-    return parts
 
 
 def _blocks(values: Tensor, block: int) -> Tensor:
@@ -251,17 +333,14 @@ def _fp4(values: Tensor) -> Tensor:
     return (codes[..., 0::2] | codes[..., 1::2] << 4).view(_FP4)
 
 
-def _scales(exponents: Tensor, kept: Tensor) -> Tensor:
-    """int32 exponents [..., blocks] as the scale field keeps them, zero bits behind the last where
-    it is padded.
+def _scales(exponents: Tensor, dtype: torch.dtype, width: int) -> Tensor:
+    """int32 exponents [..., blocks] as a scale field of ``width`` elements keeps them, zero bits
+    behind the last where it is padded.
     """
-    if kept.dtype is _EXPONENT:
-        return pad(
-            (exponents + _BIAS).to(torch.uint8), (0, kept.shape[-1] - exponents.shape[-1])
-        ).view(_EXPONENT)
-    assert kept.dtype is torch.float32 and kept.shape[-1] == exponents.shape[-1], (
-        "scales are exponents or float32"
-    )
+    blocks = exponents.shape[-1]
+    if dtype is _EXPONENT:
+        return pad((exponents + _BIAS).to(torch.uint8), (0, width - blocks)).view(_EXPONENT)
+    assert dtype is torch.float32 and width == blocks, "scales are exponents or float32"
     return _power(exponents)
 
 

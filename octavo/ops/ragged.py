@@ -16,6 +16,10 @@ import torch
 from torch import Tensor
 
 Inputs = tuple[Tensor, ...]
+Step = Callable[[Inputs, Tensor], tuple[Tensor, Tensor]]
+"""One token of each of n requests: inputs [n, ...], state [n, ...] -> outputs, and states behind
+them.
+"""
 
 # Below it, exp gives 0 in float64 too. Floors log decays, so that differences of their sums are
 # never inf - inf.
@@ -107,7 +111,7 @@ class Kernel:
     """
 
     chunk: Callable[[Inputs, Tensor], tuple[Tensor, Tensor]]
-    step: Callable[[Inputs, Tensor], tuple[Tensor, Tensor]]
+    step: Step
     size: int
 
 

@@ -5,8 +5,10 @@ its ``Ops``: ``bind_ops`` picks an implementation of each for a device and dtype
 weights are loaded. Knows no implementation. Layers call what they are given and never ask what is
 possible: whoever offers an op takes all that the contract allows.
 
-An op is called with tensors in every step, or it is *prepared*: it is given its weights once, when
-a model is bound, and gives back what is called in every step.
+An op is called in every step, or it is *prepared*: it is given its weights once, when a model is
+bound, and gives back what is called in every step. What a step reads and writes in pages comes as a
+``CacheView`` or a ``State``, with the group's one description (``ops/reads.py``). Scans read what
+each request begins with and store the states that are wanted.
 """
 
 from __future__ import annotations
@@ -14,13 +16,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
 from octavo.base import ConfigError
 from octavo.ops.activation import Gating
+
+if TYPE_CHECKING:
+    from octavo.ops.latents import Heads, Queries
+    from octavo.ops.paged import CacheView
+    from octavo.ops.states import State
 
 Product = Callable[[Tensor], Tensor]
 """What a prepared product is called as: x [..., K] -> [..., N]."""
@@ -166,6 +173,157 @@ class ExpertsOp(Protocol):
     def __call__(self, weights: ExpertWeights) -> Experts: ...
 
 
+class AttendOp(Protocol):
+    """Softmax attention of a step's queries q [Q, Hq, D] over the keys and values of their group,
+    between ``view.begin`` and ``view.end`` -> [Q, Hq, Dv] in q's dtype.
+
+    view: parts ``k`` [Hkv, D] and ``v`` [Hkv, Dv]. A query sees what ``view.reads.law`` says for
+    its position, its own token included. scale: factor of the scores. softcap: scores become
+    softcap * tanh(score / softcap). sinks: [Hq] logits that take part in the softmax and carry no
+    value.
+    """
+
+    def __call__(
+        self,
+        q: Tensor,
+        view: CacheView,
+        *,
+        scale: float,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor: ...
+
+
+class AttendLatentOp(Protocol):
+    """Attention of a step's queries over latents that are all stored, the step's own included ->
+    [Q, H, value] in the queries' dtype.
+
+    view: parts ``latent`` [rank] and ``rope`` [rope] per token, under a law that lets nothing go. A
+    query sees all tokens up to its own, or those of them that it has chosen.
+    """
+
+    def __call__(self, q: Queries, view: CacheView, heads: Heads) -> Tensor: ...
+
+
+class AttendSparseOp(Protocol):
+    """One softmax of each query, q [Q, H, D], over its window, far entries and a sink -> [Q, H, D].
+    An entry is key and value at once, for all heads.
+
+    window: one part [D] per token, under a law without a prefix, between ``begin`` and ``end``.
+    far: one part [D] per ``stride`` tokens, all stored, under a law that lets nothing go; the query
+    at p sees the first ``(p + 1) // stride``, or those of them that ``chosen`` names, int64 [Q, k],
+    ascending and -1 behind the last. far None: there are none.
+    """
+
+    def __call__(
+        self,
+        q: Tensor,
+        window: CacheView,
+        far: CacheView | None,
+        chosen: Tensor | None,
+        *,
+        scale: float,
+        sinks: Tensor | None = None,
+    ) -> Tensor: ...
+
+
+class ScoreAndChooseOp(Protocol):
+    """The k entries with the highest index scores among those that each query sees (DeepSeek-V3.2,
+    equation 1): ``sum_h weights[h] * relu(q[h] . key)``; of equal ones those with the lowest
+    number.
+
+    q: [Q, H, D]; weights: [Q, H], all constant factors included. view: one part [D] per ``stride``
+    tokens, all stored, under a law that lets nothing go; the query at p sees the first ``(p + 1) //
+    stride``. Returns int64 [Q, min(k, most that any sees)]: ascending, then -1 where fewer are
+    seen.
+    """
+
+    def __call__(self, q: Tensor, weights: Tensor, view: CacheView, k: int) -> Tensor: ...
+
+
+class ConvOp(Protocol):
+    """Causal depthwise convolution ``y[t] = bias + sum_j weight[:, j] x[t - K + 1 + j]``, all in
+    x's dtype: x [E, C], weight [C, K], bias [C] or None -> [E, C].
+
+    past: fields that keep the last K - 1 inputs, oldest first, of the channels in order: [heads,
+    size, K - 1] or [size, K - 1] each. Zeros before a request's first token.
+    """
+
+    def __call__(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, past: Sequence[State]
+    ) -> Tensor: ...
+
+
+class SelectiveScanOp(Protocol):
+    """Mamba-1: ``h = exp(dt a) h + dt u b^T; y = h c``, with a decay per channel and state.
+
+    u and dt > 0 [E, I], a [I, N] < 0, b and c [E, N]; state: h [I, N]. Returns y [E, I] in float32,
+    or float64 where anything given is.
+    """
+
+    def __call__(
+        self, u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: State
+    ) -> Tensor: ...
+
+
+class SsdScanOp(Protocol):
+    """Mamba-2: ``h = exp(dt a) h + dt x b^T; y = h c``.
+
+    x [E, H, P], dt [E, H] > 0, a [H] < 0, b and c [E, G, N] (head j reads group j G // H); state: h
+    [H, P, N]. Returns y [E, H, P] in float32, or float64 where anything given is.
+    """
+
+    def __call__(
+        self, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: State
+    ) -> Tensor: ...
+
+
+class DeltaScanOp(Protocol):
+    """The gated delta rule: ``S = exp(log_decay) S; S = S + k (beta (v - S^T k))^T; out = S^T q``.
+
+    q, k [E, Hk, Dk] as they are multiplied (normalised and scaled); v [E, H, Dv], head j with key
+    head j Hk // H; log_decay <= 0, [E, H] or [E, H, Dk]; beta [E, H]; state: S [H, Dk, Dv]. Returns
+    out [E, H, Dv] in float32, or float64 where anything given is.
+    """
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: State
+    ) -> Tensor: ...
+
+
+class DecayedScanOp(Protocol):
+    """Linear attention with a decay per head: ``S = exp(log_decay) S + k v^T; out = S^T q``.
+
+    q, k [E, H, Dk], v [E, H, Dv], log_decay <= 0, [H] where it is the same for all tokens, or
+    [E, H]; state: S [H, Dk, Dv]. Returns out [E, H, Dv] in float32, or float64 where anything given
+    is.
+    """
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: State
+    ) -> Tensor: ...
+
+
+class FeatureScanOp(Protocol):
+    """Plain linear attention: ``S = S + f(k) v^T; z = z + f(k); out = S^T f(q) / (z f(q) + 1e-6)``
+    with the feature map f(x) = elu(x) + 1.
+
+    q, k [E, H, Dk], v [E, H, Dv]; sums: S [H, Dk, Dv]; keys: z [H, Dk]. Returns out [E, H, Dv] in
+    float32, or float64 where anything given is.
+    """
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, sums: State, keys: State) -> Tensor: ...
+
+
+class LinearScanOp(Protocol):
+    """``h = a h + b``, elementwise: a in [0, 1] (0 forgets, as at a first token) and b [E, W];
+    state: h [W]. Returns h behind every token [E, W] in float32, or float64 where anything given
+    is.
+    """
+
+    def __call__(self, a: Tensor, b: Tensor, state: State) -> Tensor: ...
+
+
 def _oracle(where: str) -> Mapping[str, str]:
     """``module:function`` of the slow computation that says what is right, called like the op, or,
     where that is prepared, like the op and what it gives in turn.
@@ -190,6 +348,17 @@ class Ops:
     gated: GatedOp = field(metadata=_oracle("products:gated"))
     project_heads: ProjectHeadsOp = field(metadata=_oracle("products:project_heads"))
     experts: ExpertsOp = field(metadata=_oracle("products:experts"))
+    attend: AttendOp = field(metadata=_oracle("attention:attend"))
+    attend_latent: AttendLatentOp = field(metadata=_oracle("attention:attend_latent"))
+    attend_sparse: AttendSparseOp = field(metadata=_oracle("attention:attend_sparse"))
+    score_and_choose: ScoreAndChooseOp = field(metadata=_oracle("attention:score_and_choose"))
+    conv: ConvOp = field(metadata=_oracle("recurrent:conv"))
+    selective_scan: SelectiveScanOp = field(metadata=_oracle("recurrent:selective_scan"))
+    ssd_scan: SsdScanOp = field(metadata=_oracle("recurrent:ssd_scan"))
+    delta_scan: DeltaScanOp = field(metadata=_oracle("recurrent:delta_scan"))
+    decayed_scan: DecayedScanOp = field(metadata=_oracle("recurrent:decayed_scan"))
+    feature_scan: FeatureScanOp = field(metadata=_oracle("recurrent:feature_scan"))
+    linear_scan: LinearScanOp = field(metadata=_oracle("recurrent:linear_scan"))
     chosen: Mapping[str, str] = field(default_factory=dict)
 
 

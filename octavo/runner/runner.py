@@ -19,10 +19,10 @@ from octavo.nn.decoder import Decoder, LayerCaches, resolve
 from octavo.nn.module import bind
 from octavo.nn.step import Step
 from octavo.ops.backends import ops_for
-from octavo.ops.paged import CacheView, FieldView
+from octavo.ops.paged import CacheView, FieldView, StreamView
 from octavo.ops.table import Ops
 from octavo.runner.arena import Arena
-from octavo.runner.batch import PlannedGroup, make_step
+from octavo.runner.batch import make_reads, make_step
 from octavo.runner.logits import adjust, slices
 from octavo.runner.logprobs import token_logprobs
 from octavo.runner.masks import Masks, forbid
@@ -30,12 +30,13 @@ from octavo.runner.sampler import Choice, sample
 from octavo.runner.weights import Weights, fill
 from octavo.sched.step import StepPlan, StepResult, TokenLogprobs
 from octavo.spec.family import Family
+from octavo.spec.group import Member
 from octavo.spec.kind import ModelSpec
 
 T = TypeVar("T")
 
-Streams = dict[tuple[int, str], dict[str, tuple[int, dict[str, FieldView]]]]
-"""(layer, mixer) -> stream name -> (group, fields by name)."""
+Streams = dict[tuple[int, str], dict[str, tuple[int, StreamView]]]
+"""(layer, mixer) -> stream name -> (group, the stream over the arena)."""
 
 
 class Runner:
@@ -79,11 +80,12 @@ class Runner:
         """Views of every stream, also for layers that read another's."""
         streams: Streams = {}
         for number, group in enumerate(self.layout.groups):
+            fields: dict[Member, dict[str, FieldView]] = {}
             for slot in group.format.slots:
-                member = slot.member
-                stream = streams.setdefault((member.layer, member.mixer), {})
-                _, fields = stream.setdefault(member.stream.name, (number, {}))
-                fields[slot.field.name] = self.arena.view(slot)
+                fields.setdefault(slot.member, {})[slot.field.name] = self.arena.view(slot)
+            for member, views in fields.items():
+                made = (number, StreamView(member.stream, views))
+                streams.setdefault((member.layer, member.mixer), {})[member.stream.name] = made
         for layer in self.spec.layers:
             for mixer, _ in layer.mixers:
                 source = layer.index if layer.shares is None else layer.shares
@@ -151,7 +153,7 @@ class Runner:
         )
         self.arena.copy(plan.copies)
         step = make_step(plan, self.device)
-        return self.model(step, self._caches(plan)), step
+        return self.model(step, self._caches(plan, step)), step
 
     def _score(self, plan: StepPlan, hidden: Tensor) -> dict[str, list[TokenLogprobs]]:
         """``plan.scored`` by request id. Logits exist for a slice of positions at a time, whatever
@@ -178,23 +180,23 @@ class Runner:
             for i, stop, length in zip(plan.scored, ends, lengths, strict=True)
         }
 
-    def _caches(self, plan: StepPlan) -> LayerCaches:
-        batches = [
-            PlannedGroup(plan, group, layout.group.law, self.device)
+    def _caches(self, plan: StepPlan, step: Step) -> LayerCaches:
+        reads = [
+            make_reads(step.parts, group, layout.group.law)
             for group, layout in zip(plan.groups, self.layout.groups, strict=True)
         ]
         made: dict[tuple[int, str], dict[str, dict[str, Tensor]]] = {}
         return {
             where: {
                 name: CacheView(
-                    fields=fields,
-                    batch=batches[group],
+                    over=over,
+                    reads=reads[group],
+                    ops=self.ops,
                     fresh=made.setdefault(self._sources[where], {}).setdefault(name, {}),
                     first=where == self._sources[where],
                     last=where == self._readers[self._sources[where]],
-                    ops=self.ops,
                 )
-                for name, (group, fields) in streams.items()
+                for name, (group, over) in streams.items()
             }
             for where, streams in self._streams.items()
         }

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from octavo.base import ConfigError, ceil_div, round_up
+from octavo.spec.codec import Scaled
 from octavo.spec.kind import PLANNING, Config, count
 from octavo.spec.law import Everything, Law, Tail
 from octavo.spec.rope import RopeParams, read_rope
@@ -115,7 +116,12 @@ def sparse_latent_stream(params: LatentParams, dtypes: CacheDtypes) -> Stream:
     if dtypes.kv != FP8:
         return latent_stream(params, dtypes)
     fields = (
-        Field(name="latent", shape=(params.kv_lora_rank,), dtype=FP8),
+        Field(
+            name="latent",
+            shape=(params.kv_lora_rank,),
+            dtype=FP8,
+            codec=Scaled(scale="scale", block=SPARSE_FP8_BLOCK),
+        ),
         Field(
             name="scale", shape=(ceil_div(params.kv_lora_rank, SPARSE_FP8_BLOCK),), dtype="float32"
         ),
@@ -132,15 +138,17 @@ def index_stream(dim: int, dtypes: CacheDtypes, *, stride: int = 1) -> Stream:
     """
     fields: tuple[Field, ...] = (Field(name="key", shape=(dim,), dtype=dtypes.index_keys),)
     if dtypes.index_keys == FP8:
+        codec = Scaled(scale="scale", block=INDEX_FP8_BLOCK, turned=True)
         fields = (
-            *fields,
+            Field(name="key", shape=(dim,), dtype=FP8, codec=codec),
             Field(name="scale", shape=(ceil_div(dim, INDEX_FP8_BLOCK),), dtype="float32"),
         )
     elif dtypes.index_keys == FP4:
         if dim % 2:
             raise ConfigError(f"index_head_dim {dim} is odd; fp4 keeps two elements in a byte")
         scale = Field(name="scale", shape=(ceil_div(dim, INDEX_FP4_BLOCK),), dtype="float8_e8m0fnu")
-        fields = (Field(name="key", shape=(dim // 2,), dtype=FP4), scale)
+        codec = Scaled(scale="scale", block=INDEX_FP4_BLOCK, turned=True)
+        fields = (Field(name="key", shape=(dim // 2,), dtype=FP4, codec=codec), scale)
     return Stream(name="index", law=Everything(), fields=fields, stride=stride)
 
 
@@ -212,8 +220,13 @@ def entry_stream(
     if dtypes.kv == FP8:
         plain = params.head_dim - params.rope_dim
         fields = (
-            Field(name="kv", shape=(plain,), dtype=FP8),
-            Field(name="rope", shape=(params.rope_dim,), dtype="bfloat16"),
+            Field(
+                name="kv",
+                shape=(plain,),
+                dtype=FP8,
+                codec=Scaled(scale="scale", block=COMPRESSED_FP8_BLOCK),
+            ),
+            Field(name="rope", shape=(params.rope_dim,), dtype="bfloat16", part="kv"),
             Field(
                 name="scale",
                 shape=(round_up(ceil_div(plain, COMPRESSED_FP8_BLOCK), 8),),

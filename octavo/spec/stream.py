@@ -11,6 +11,7 @@ from math import prod
 from typing import Final, Literal
 
 from octavo.base import ConfigError, Interval, floor_to
+from octavo.spec.codec import Codec
 from octavo.spec.law import Law
 
 DTYPE_BYTES: Final = {
@@ -89,12 +90,18 @@ class Field:
         head axis is outermost, then the entries of the block, then the rest, so that one head's
         entries lie together.
     shard: how tensor parallelism would cut it; offsets are alike on all ranks.
+    part: the part of an entry that it keeps elements of, by default the one of its own name.
+        Several
+        fields may keep one part: its first elements lie in the first of them, and so on.
+    codec: what its elements mean; None: they are the numbers, cast to ``dtype``.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     shard: Literal["heads", "replicated"] = "replicated"
+    part: str = ""
+    codec: Codec | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPE_BYTES:
@@ -119,6 +126,27 @@ class Stream:
     law: Law
     fields: tuple[Field, ...]
     stride: int = 1
+
+    def __post_init__(self) -> None:
+        names = [field.name for field in self.fields]
+        for field in self.fields:
+            for name in field.codec.beside if field.codec else ():
+                if names.count(name) != 1:
+                    raise ConfigError(
+                        f"stream {self.name}: the codec of {field.name} fills {name}, which is no"
+                        " field of it"
+                    )
+
+    @property
+    def parts(self) -> dict[str, tuple[Field, ...]]:
+        """What layers speak of: the parts of an entry, and the fields that keep each, in order."""
+        beside = {name for field in self.fields if field.codec for name in field.codec.beside}
+        found: dict[str, tuple[Field, ...]] = {}
+        for field in self.fields:
+            if field.name not in beside:
+                part = field.part or field.name
+                found[part] = (*found.get(part, ()), field)
+        return found
 
     @property
     def entry_bytes(self) -> int:

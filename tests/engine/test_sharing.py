@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -16,8 +15,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from octavo import LLM, SamplingParams
-from octavo.ops.paged import FieldView, Writes
-from octavo.ops.table import Ops
+from octavo.ops.paged import CacheView
+from octavo.ops.reads import Writes
 from octavo.spec.group import make_groups
 from octavo.spec.hf import load_config, read_spec
 from tests import tiny
@@ -57,18 +56,16 @@ def test_entries_are_stored_once_and_by_their_producer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, length: int, budget: int
 ) -> None:
     stored: Counter[int] = Counter()
-    store = Writes.store
+    store = CacheView._store
 
-    def counting(
-        self: Writes, views: Mapping[str, FieldView], made: Mapping[str, torch.Tensor], ops: Ops
-    ) -> None:
-        for name in made:
-            stored[id(views[name])] += self.tokens.numel()
-        store(self, views, made, ops)
+    def counting(self: CacheView, writes: Writes) -> None:
+        for name in self.fresh:
+            stored[id(self.fields[name])] += writes.entries.numel()
+        store(self, writes)
 
     path = tiny.write(name, tmp_path)
     llm = engine(path, max_num_batched_tokens=budget, enable_prefix_caching=False)
-    monkeypatch.setattr(Writes, "store", counting)
+    monkeypatch.setattr(CacheView, "_store", counting)
     prompt = tiny.prompt(length, 5)
     (output,) = llm.generate([prompt], GREEDY, progress=False)
     assert output.outputs[0].token_ids == tiny.greedy(name, prompt, COUNT)[0]
@@ -76,8 +73,8 @@ def test_entries_are_stored_once_and_by_their_producer(
         id(view): layer
         for (layer, _), streams in llm.core._runner._streams.items()
         if llm.core._runner.spec.layers[layer].shares is None
-        for _, views in streams.values()
-        for view in views.values()
+        for _, over in streams.values()
+        for view in over.fields.values()
     }
     assert set(stored) == set(fields), "nobody but producers stores"
     computed = length + COUNT - 1

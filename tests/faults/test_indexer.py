@@ -12,18 +12,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from octavo.cache.layout import CacheLayout
 from octavo.kinds.dsa.reference import sparse_latent
 from octavo.kinds.dsa.spec import SparseLatent
 from octavo.nn.latent import dense_latent
 from octavo.nn.step import Step
-from octavo.ops.entries import keep
-from octavo.ops.indexer import pick
-from octavo.ops.latent import Queries, latent_attend
-from octavo.ops.paged import CacheView, FieldView
+from octavo.ops.latents import Heads, Queries
+from octavo.ops.torch.backend import TORCH
 from octavo.runner.arena import Arena
-from octavo.runner.batch import PlannedGroup
-from octavo.sched.step import StepPlan
+from octavo.runner.batch import make_step
 from octavo.spec.group import make_groups
 from octavo.spec.kind import LayerSpec, ModelSpec
 from tests.kinds.harness import Bench
@@ -74,29 +70,13 @@ def test_a_layer_that_borrows_a_choice_still_attends_to_that_choice_only(chunk: 
         part = slice(low, min(low + chunk, 45))
         count = part.stop - low
         plan = first.maker.plan([Chunk(0, [0] * count)])
-        step = Step(
-            token_ids=torch.zeros(count, dtype=torch.int64),
-            positions=torch.arange(low, part.stop),
-            last=torch.zeros(0, dtype=torch.int64),
-            cuts=(0, count),
-            starts=(low,),
-        )
+        step = make_step(plan, torch.device("cpu"))
         own = first.layer(hidden[part], step, first.caches(plan))
         torch.testing.assert_close(own, alone[part], atol=2e-5, rtol=2e-5)
         found = second.layer(
             other[part], step, second.caches(second.maker.plan([Chunk(0, [0] * count)]))
         )
         torch.testing.assert_close(found, expected[part], atol=2e-5, rtol=2e-5)
-
-
-def views_of(layout: CacheLayout, arena: Arena, plan: StepPlan) -> dict[str, CacheView]:
-    """The streams of a one-layer model in a step."""
-    fields: dict[str, dict[str, FieldView]] = {}
-    (group,), (step,) = layout.groups, plan.groups
-    for slot in group.format.slots:
-        fields.setdefault(slot.member.stream.name, {})[slot.field.name] = arena.view(slot)
-    batch = PlannedGroup(plan, step, group.group.law, torch.device("cpu"))
-    return {name: CacheView(fields=views, batch=batch) for name, views in fields.items()}
 
 
 def test_a_choice_never_outlives_its_step() -> None:
@@ -116,35 +96,29 @@ def test_a_context_of_32768_tokens_is_indexed_whole() -> None:
         vocab_size=1,
         max_model_len=length,
     )
-    layout = replace(hand_layout(spec, (256,), num_pages=160), max_model_len=length)
-    maker, arena = PlanMaker(layout, 1, shuffle=1), Arena(layout)
-    arena.buffer.fill_(0xFF)
+    bench = Bench(FULL, (4,), requests=1)
+    bench.layout = replace(hand_layout(spec, (256,), num_pages=160), max_model_len=length)
+    bench.maker, bench.arena = PlanMaker(bench.layout, 1, shuffle=1), Arena(bench.layout)
+    bench.arena.buffer.fill_(0xFF)
     wanted = [0, 255, 256, 20000, 32766, 32767]
     keys = torch.randn(length, FULL.index_dim, generator=torch.Generator().manual_seed(1)) * 0.01
     keys[wanted] = 1.0
-    first = maker.plan([Chunk(0, [0] * (length - 1))])
-    views = views_of(layout, arena, first)
+    views = bench.caches(bench.maker.plan([Chunk(0, [0] * (length - 1))]))
     latent = torch.randn(length, 24, generator=torch.Generator().manual_seed(2))
     rope = torch.zeros(length, 8)
-    keep(views["latent"], latent=latent[:-1], rope=rope[:-1])
-    keep(views["index"], key=keys[:-1])
-    views = views_of(layout, arena, maker.plan([Chunk(0, [0])]))
-    keep(views["latent"], latent=latent[-1:], rope=rope[-1:])
-    keep(views["index"], key=keys[-1:])
+    views["latent"].keep(latent=latent[:-1], rope=rope[:-1])
+    views["index"].keep(key=keys[:-1])
+    views = bench.caches(bench.maker.plan([Chunk(0, [0])]))
+    views["latent"].keep(latent=latent[-1:], rope=rope[-1:])
+    views["index"].keep(key=keys[-1:])
     q = torch.ones(1, 16, FULL.index_dim)
-    chosen = pick(q, torch.ones(1, 16), views["index"], torch.tensor([length - 1]), k)
+    chosen = TORCH.score_and_choose(q, torch.ones(1, 16), views["index"], k)
     assert chosen.tolist() == [wanted]
-    heads = Bench(FULL, (4,), requests=1).layer.heads
-    heads = replace(heads, up=heads.up.float())
-    queries = Queries(
-        plain=torch.zeros(1, 4, 12),
-        rotated=torch.zeros(1, 4, 8),
-        requests=torch.tensor([0]),
-        chosen=chosen,
-    )
+    heads = Heads.of(bench.layer._heads().up.float(), 12, 1.0, TORCH)
+    queries = Queries(plain=torch.zeros(1, 4, 12), rotated=torch.zeros(1, 4, 8), chosen=chosen)
     mean = torch.einsum("r,hvr->hv", latent[wanted].mean(0), heads.up[:, 12:])
     torch.testing.assert_close(
-        latent_attend(queries, views["latent"], heads)[0], mean, atol=1e-5, rtol=1e-5
+        TORCH.attend_latent(queries, views["latent"], heads)[0], mean, atol=1e-5, rtol=1e-5
     )
 
 

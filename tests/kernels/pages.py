@@ -5,63 +5,60 @@ nothing is to be read.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.kernels.entries import Paged, Part
-from octavo.ops.codec import decode, encode
-from octavo.ops.paged import FieldView
-from octavo.spec.latent import (
-    COMPRESSED_FP8_BLOCK,
-    INDEX_FP4_BLOCK,
-    INDEX_FP8_BLOCK,
-    SPARSE_FP8_BLOCK,
+from octavo.kernels.entries import Paged
+from octavo.ops.cpu.entries import paged
+from octavo.ops.paged import CacheView
+from octavo.ops.reads import Parts, Reads
+from octavo.ops.torch.backend import TORCH
+from octavo.spec.codec import Scaled
+from octavo.spec.law import Everything
+from octavo.spec.stream import FP4, FP8, Field, Stream
+from tests.ops.worlds import over_nothing
+
+FORMATS: Final = MappingProxyType(
+    {
+        "key_float32": ("float32",),
+        "key_bfloat16": ("bfloat16",),
+        "key_fp8": (FP8, "float32", 128),
+        "key_fp4": (FP4, "float8_e8m0fnu", 32),
+        "latent_float32": ("float32",),
+        "latent_bfloat16": ("bfloat16",),
+        "latent_plain_fp8": (FP8,),
+        "latent_fp8": (FP8, "float32", 128),
+        "kv_float32": ("float32",),
+        "kv_bfloat16": ("bfloat16",),
+        "kv_fp8": (FP8, "float8_e8m0fnu", 64),
+    }
 )
-
-FORMATS = {
-    "key_float32": (("key", torch.float32),),
-    "key_bfloat16": (("key", torch.bfloat16),),
-    "key_fp8": (("key", torch.float8_e4m3fn), ("scale", torch.float32)),
-    "key_fp4": (("key", torch.float4_e2m1fn_x2), ("scale", torch.float8_e8m0fnu)),
-    "latent_float32": (("latent", torch.float32), ("rope", torch.float32)),
-    "latent_bfloat16": (("latent", torch.bfloat16), ("rope", torch.bfloat16)),
-    "latent_plain_fp8": (("latent", torch.float8_e4m3fn), ("rope", torch.float8_e4m3fn)),
-    "latent_fp8": (
-        ("latent", torch.float8_e4m3fn),
-        ("scale", torch.float32),
-        ("rope", torch.bfloat16),
-    ),
-    "kv_float32": (("kv", torch.float32),),
-    "kv_bfloat16": (("kv", torch.bfloat16),),
-    "kv_fp8": (
-        ("kv", torch.float8_e4m3fn),
-        ("rope", torch.bfloat16),
-        ("scale", torch.float8_e8m0fnu),
-    ),
-}
-"""Fields of an entry and their dtypes."""
-
-BLOCKS = {
-    "key_fp8": INDEX_FP8_BLOCK,
-    "key_fp4": INDEX_FP4_BLOCK,
-    "latent_fp8": SPARSE_FP8_BLOCK,
-    "kv_fp8": COMPRESSED_FP8_BLOCK,
-}
+"""Dtype of an entry's elements and, where they have scales, of these, and how many share one."""
 
 
-def _widths(form: str, dim: int, rope: int) -> dict[str, int]:
-    """Elements of each field as it is stored."""
-    names = [name for name, _ in FORMATS[form]]
-    widths = {"key": dim, "kv": dim, "latent": dim - rope, "rope": rope}
-    if form == "key_fp4":
-        widths["key"] = dim // 2
-    if form == "kv_fp8":
-        widths["kv"] = dim - rope
-    scaled = dim if form.startswith("key") else dim - rope
-    widths["scale"] = -(-scaled // BLOCKS.get(form, 1))
-    return {name: widths[name] for name in names}
+def stream_of(form: str, dim: int, rope: int) -> Stream:
+    """Entries of ``dim`` elements in a format; the last ``rope`` of latents and of those that are
+    key and value lie in a field of their own where the others are quantised.
+    """
+    name, (dtype, *scales) = form.split("_")[0], FORMATS[form]
+    cut = name == "latent" or (name == "kv" and bool(scales))
+    size = dim - rope if cut else dim
+    main = Field(name=name, shape=(size // (2 if dtype == FP4 else 1),), dtype=dtype)
+    fields: tuple[Field, ...] = (main,)
+    if scales:
+        codec = Scaled(scale="scale", block=scales[1], turned=name == "key")
+        width = (-(-size // scales[1]),)
+        fields = (replace(main, codec=codec), Field(name="scale", shape=width, dtype=scales[0]))
+    if cut:
+        part = "rope" if name == "latent" else "kv"
+        wide = "bfloat16" if scales else dtype
+        fields = (*fields, Field(name="rope", shape=(rope,), dtype=wide, part=part))
+    return Stream(name=name, law=Everything(), fields=fields)
 
 
 def pages(
@@ -71,54 +68,37 @@ def pages(
     dim] in float32).
     """
     rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
-    columns = max(lengths, default=0) // per_block + 1
-    table = (
-        rng.permutation(len(lengths) * columns * 2)[: len(lengths) * columns]
-        .reshape(-1, columns)
-        .astype(np.int32)
-    )
-    rows = rng.permutation(len(lengths))
-    unit = 64
-    fields = {}
-    for (name, width), (_, dtype) in zip(
-        _widths(form, dim, rope).items(), FORMATS[form], strict=True
-    ):
-        size = per_block * width * dtype.itemsize
-        page = -(-size // unit) * unit
-        # All ones are NaN in every format that has one.
-        arena = torch.full((table.size * 2 * page,), 255, dtype=torch.uint8)
-        data = arena.view(dtype).as_strided(
-            (table.size * 2, 1, per_block, width),
-            (page // dtype.itemsize, per_block * width, width, 1),
-        )
-        fields[name] = FieldView(data, headed=False)
+    columns, count = max(lengths, default=0) // per_block + 1, len(lengths)
+    drawn = rng.permutation(count * columns * 2)[: count * columns]
+    table, rows = drawn.reshape(-1, columns).astype(np.int32), rng.permutation(count)
+    over = over_nothing(stream_of(form, dim, rope), count * columns * 2, per_block)
     entries = []
     for request, length in enumerate(lengths):
         made = torch.randn(length, dim, generator=generator) * torch.exp(
             torch.randn(length, 1, generator=generator)
         )
-        whole = (
-            {"latent": made[:, : dim - rope], "rope": made[:, dim - rope :]}
-            if "latent" in form
-            else {form.split("_")[0]: made}
-        )
-        stored = encode(whole, fields)
+        whole = {next(iter(over.entry.parts)): made}
+        if len(over.entry.parts) == 2:
+            whole = {"latent": made[:, : dim - rope], "rope": made[:, dim - rope :]}
+        stored = over.entry.encode(whole)
         numbers = torch.arange(length)
         where = torch.from_numpy(table[rows[request]]).long()[numbers // per_block]
         for name, values in stored.items():
-            fields[name].write(where, numbers % per_block, values[:, None])
-        decoded = decode(stored, dtype=torch.float32)
-        entries.append(torch.cat([decoded[name] for name in whole], dim=-1))
-    names = [name for name in fields if name != "scale"]
-    scale = fields["scale"].data if "scale" in fields else None
-    parts = tuple(
-        Part(data=fields[name].data, scale=scale, block=BLOCKS[form])
-        if scale is not None and name == names[0]
-        else Part(data=fields[name].data)
-        for name in names
+            data = over.fields[name].data
+            TORCH.store([data], where, numbers % per_block, [values[:, None]], numbers)
+        decoded = over.entry.decode(stored, torch.float32)
+        entries.append(torch.cat(list(decoded.values()), dim=-1))
+    nothing = np.zeros(0, dtype=np.int64)
+    reads = Reads(
+        parts=Parts.of(nothing, np.zeros(1, dtype=np.int64), "cpu"),
+        law=Everything(),
+        table=table,
+        rows=rows.astype(np.int64),
+        fixed=None,
+        turning=0,
+        block_tokens=per_block,
+        pages=nothing,
+        page_rows=nothing,
+        fresh=nothing.astype(np.bool_),
     )
-    return (
-        Paged(table=torch.from_numpy(table), per_block=per_block, parts=parts),
-        torch.from_numpy(rows),
-        entries,
-    )
+    return paged(CacheView(over=over, reads=reads, ops=TORCH)), torch.from_numpy(rows), entries

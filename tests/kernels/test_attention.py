@@ -17,10 +17,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from octavo.kernels import reference
-from octavo.kernels.attention import Reads, paged_attention, takes
 from octavo.kernels.library import levels, library
+from octavo.ops.cpu.attention import attend
+from octavo.ops.oracles.attention import _entry
+from octavo.ops.oracles.attention import attend as oracle
+from octavo.ops.paged import CacheView, FieldView, StreamView
+from octavo.ops.reads import Parts, Reads
+from octavo.ops.torch.backend import TORCH
 from octavo.spec.law import Chunk, Everything, Law, SinkWindow, Window
+from octavo.spec.stream import Field, Stream
+from tests.ops.worlds import make_parts, make_reads, make_view
 
 pytestmark = pytest.mark.skipif(not levels(), reason="no compiled kernels")
 
@@ -30,7 +36,7 @@ TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
 @dataclass(frozen=True, kw_only=True)
 class Shape:
     """Of a step. kv, q: dtypes. longest: tokens of a past. chunk: most tokens of a request in the
-    step.
+    step. fewer: not every token has a query.
     """
 
     law: Law
@@ -45,80 +51,37 @@ class Shape:
     longest: int = 60
     chunk: int = 1
     ring: bool = False
+    fewer: bool = False
 
-
-def make(shape: Shape, seed: int) -> tuple[tuple[Any, ...], Tensor]:
-    """(arguments of ``paged_attention``, sinks). What the law does not need is NaN."""
-    rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
-    law, block, count = shape.law, shape.block, shape.requests
-    start = rng.integers(0, shape.longest + 1, count)
-    length = (
-        rng.integers(0, shape.chunk + 1, count)
-        if shape.chunk > 1
-        else np.ones(count, dtype=np.int64)
-    )
-    fresh = rng.random(count) < 0.5
-    fixed, turning = None, 0
-    columns = (shape.longest + shape.chunk) // block + 2
-    if shape.ring and law.prefix is not None:
-        fixed = -(-law.prefix // block)
-        # Wide enough for what a write-first step may hold at once.
-        turning = (law.span + shape.chunk) // block + 2
-        columns = fixed + turning
-    pages = (
-        rng.permutation(count * columns * 2)[: count * columns]
-        .reshape(count, columns)
-        .astype(np.int32)
-    )
-    rows = rng.permutation(count).astype(np.int64)
-    query_start = np.concatenate(([0], np.cumsum(length)))
-    positions = np.repeat(start - query_start[:-1], length) + np.arange(query_start[-1])
-    unit = 3
-
-    def field(width: int) -> Tensor:
-        # Pages begin at any unit and overlap their neighbours', as in an arena; only every
-        # `size`-th is used.
-        size = shape.heads * block * width
-        flat = torch.full((pages.size * 2 * size + unit,), float("nan"), dtype=shape.kv)[unit:]
-        return flat.as_strided(
-            (pages.size * 2, shape.heads, block, width), (size, block * width, width, 1)
+    @property
+    def stream(self) -> Stream:
+        """Keys and values."""
+        name = str(self.kv).removeprefix("torch.")
+        widths = (("k", self.dim), ("v", self.value_dim))
+        fields = tuple(
+            Field(name=part, shape=(self.heads, width), dtype=name, shard="heads")
+            for part, width in widths
         )
+        return Stream(name="kv", law=self.law, fields=fields)
 
-    fields = field(shape.dim), field(shape.value_dim)
-    reads = Reads(
-        table=torch.from_numpy(pages),
-        rows=torch.from_numpy(rows),
-        fixed=fixed,
-        turning=turning,
-        block_tokens=block,
-        query_start=torch.from_numpy(query_start),
-        start=torch.from_numpy(start),
-        fresh=torch.from_numpy(fresh),
-        first=torch.from_numpy(np.asarray(law.first(positions), dtype=np.int64)),
-        prefix=law.prefix,
+
+def make(shape: Shape, seed: int) -> tuple[Tensor, CacheView, Tensor]:
+    """(queries, view, sinks). What the law does not need is NaN."""
+    parts = make_parts(
+        seed,
+        requests=shape.requests,
+        longest=shape.longest,
+        chunk=shape.chunk,
+        decode=0.2,
+        fewer=shape.fewer,
     )
-    total = int(query_start[-1])
-    own = tuple(
-        torch.randn(total, shape.heads, w, generator=generator).to(shape.kv)
-        for w in (shape.dim, shape.value_dim)
-    )
-    for i in range(count):
-        wanted = [p for a, b in law.needs(int(start[i])) for p in range(a, b)]
-        written = [] if fresh[i] else list(range(start[i], start[i] + length[i]))
-        for position in (*wanted, *written):
-            column, row = divmod(position, block)
-            if fixed is not None and column >= fixed:
-                column = fixed + (column - fixed) % turning
-            for one in fields:
-                one[int(pages[rows[i], column]), :, row] = torch.randn(
-                    shape.heads, one.shape[3], generator=generator
-                ).to(shape.kv)
-        if not fresh[i]:
-            for one in own:
-                one[int(reads.query_start[i]) : int(reads.query_start[i + 1])] = float("nan")
-    heads = shape.heads * shape.shared
-    q = torch.randn(total, 2 * heads, shape.dim, generator=generator).to(shape.q)[:, heads:]
-    return (q, *fields, *own, reads), torch.randn(heads, generator=generator)
+    reads = make_reads(seed, parts, shape.law, block=shape.block, ring=shape.ring, fresh=0.5)
+    widths = {"k": (shape.heads, shape.dim), "v": (shape.heads, shape.value_dim)}
+    view = make_view(seed, reads, shape.stream, widths, dtype=torch.float32, fresh_only=True)
+    generator, heads = torch.Generator().manual_seed(seed), shape.heads * shape.shared
+    count = len(parts.query_positions)
+    q = torch.randn(count, 2 * heads, shape.dim, generator=generator).to(shape.q)[:, heads:]
+    return q, view, torch.randn(heads, generator=generator)
 
 
 def compare(
@@ -130,19 +93,21 @@ def compare(
     sinks: bool = False,
     threads: int = 1,
 ) -> None:
-    arguments, logits = make(shape, seed)
+    q, view, logits = make(shape, seed)
     rule: dict[str, Any] = {
         "scale": shape.dim**-0.5,
         "softcap": softcap,
         "sinks": logits if sinks else None,
     }
+    if not len(q):
+        return
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        fast = paged_attention(*arguments, **rule, kernels=library(isa))
+        fast = attend(q, view, **rule, kernels=library(isa))
     finally:
         torch.set_num_threads(before)
-    slow = reference.paged_attention(*arguments, **rule)
+    slow = oracle(q, view, **rule)
     assert fast.dtype == shape.q and fast.shape == slow.shape
     torch.testing.assert_close(
         fast.double(), slow, atol=TOLERANCE[shape.q], rtol=TOLERANCE[shape.q]
@@ -177,6 +142,7 @@ def test_anything(isa: str, data: st.DataObject, law: Law, seed: int) -> None:
         longest=draw(st.sampled_from([0, 40, 90])),
         chunk=draw(st.sampled_from([1, 3, 20, 45])),
         ring=draw(st.booleans()),
+        fewer=draw(st.booleans()),
     )
     compare(shape, seed, isa, softcap=draw(st.sampled_from([None, 2.0])), sinks=draw(st.booleans()))
 
@@ -219,30 +185,21 @@ def test_a_row_depends_on_its_request_only(isa: str, kv: torch.dtype, dim: int) 
     shape = Shape(
         law=Everything(), dim=dim, value_dim=dim, shared=3, longest=1400, requests=4, kv=kv, q=kv
     )
-    (q, keys, values, own_keys, own_values, reads), _ = make(shape, 7)
+    q, view, _ = make(shape, 7)
     kernels, before = library(isa), torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        together = paged_attention(
-            q, keys, values, own_keys, own_values, reads, scale=0.1, kernels=kernels
-        )
+        together = attend(q, view, scale=0.1, kernels=kernels)
         torch.set_num_threads(1)
         for i in range(shape.requests):
-            mine = slice(i, i + 1)
+            mine, reads = slice(i, i + 1), view.reads
             per_request = {
-                name: getattr(reads, name)[mine] for name in ("rows", "start", "fresh", "first")
+                name: getattr(reads, name)[mine] for name in ("rows", "fresh", "pages", "page_rows")
             }
-            alone = replace(reads, query_start=torch.tensor([0, 1]), **per_request)
-            one = paged_attention(
-                q[mine],
-                keys,
-                values,
-                own_keys[mine],
-                own_values[mine],
-                alone,
-                scale=0.1,
-                kernels=kernels,
-            )
+            parts = Parts.of(reads.parts.start[mine], np.array([0, 1]), "cpu")
+            alone = replace(reads, parts=parts, **per_request)
+            own = {name: made[mine] for name, made in view.fresh.items()}
+            one = attend(q[mine], replace(view, reads=alone, fresh=own), scale=0.1, kernels=kernels)
             assert torch.equal(one, together[mine])
     finally:
         torch.set_num_threads(before)
@@ -250,10 +207,10 @@ def test_a_row_depends_on_its_request_only(isa: str, kv: torch.dtype, dim: int) 
 
 @pytest.mark.parametrize("isa", levels())
 def test_scores_of_any_size(isa: str) -> None:
-    (q, keys, *rest), _ = make(Shape(law=Everything(), longest=90, chunk=20), 4)
+    q, view, _ = make(Shape(law=Everything(), longest=90, chunk=20), 4)
     for factor in (1e-20, 1e4, 1e18):
-        fast = paged_attention(q * factor, keys, *rest, scale=1.0, kernels=library(isa))
-        slow = reference.paged_attention(q * factor, keys, *rest, scale=1.0)
+        fast = attend(q * factor, view, scale=1.0, kernels=library(isa))
+        slow = oracle(q * factor, view, scale=1.0)
         torch.testing.assert_close(fast.double(), slow, atol=1e-2, rtol=1e-2)
 
 
@@ -266,20 +223,14 @@ def test_bfloat16_is_no_worse_than_in_torch(isa: str, chunk: int) -> None:
     shape = Shape(
         law=Everything(), longest=200, chunk=chunk, shared=4, kv=torch.bfloat16, q=torch.bfloat16
     )
-    arguments, _ = make(shape, 2)
-    q, keys, values, own_keys, own_values, reads = arguments
-    slow = reference.paged_attention(*arguments, scale=0.5)
-    fast = paged_attention(*arguments, scale=0.5, kernels=library(isa))
+    q, view, _ = make(shape, 2)
+    slow, parts = oracle(q, view, scale=0.5), view.reads.parts
+    fast = attend(q, view, scale=0.5, kernels=library(isa))
     plain = torch.empty_like(fast)
-    for token in range(len(q)):
-        request = int((reads.query_start <= token).sum()) - 1
-        begin = int(reads.query_start[request])
-        seen = range(int(reads.start[request]) + token - begin + 1)
-        pairs = [
-            reference._entry(keys, values, own_keys, own_values, reads, request, begin, p)
-            for p in seen
-        ]
-        k, v = (torch.stack([pair[which][0] for pair in pairs]).bfloat16() for which in (0, 1))
+    for token, request in enumerate(parts.query_requests.tolist()):
+        seen = range(int(parts.query_positions[token]) + 1)
+        pairs = [_entry(view, request, p) for p in seen]
+        k, v = (torch.stack([pair[part][0] for pair in pairs]).bfloat16() for part in ("k", "v"))
         plain[token] = torch.softmax((q[token] @ k.T).float() * 0.5, dim=-1).bfloat16() @ v
     errors = [(one.double() - slow).square().mean().sqrt() for one in (fast, plain)]
     assert errors[0] <= errors[1] * 1.02
@@ -288,9 +239,9 @@ def test_bfloat16_is_no_worse_than_in_torch(isa: str, chunk: int) -> None:
 @pytest.mark.parametrize("isa", levels())
 def test_a_nan_that_is_read_shows(isa: str) -> None:
     for chunk in (1, 20):
-        (q, *rest), _ = make(Shape(law=Everything(), longest=90, chunk=chunk, shared=4), 4)
+        q, view, _ = make(Shape(law=Everything(), longest=90, chunk=chunk, shared=4), 4)
         q[-1] = float("nan")
-        out = paged_attention(q, *rest, scale=1.0, kernels=library(isa))
+        out = attend(q, view, scale=1.0, kernels=library(isa))
         assert out[-1].isnan().all() and not out[:-1].isnan().any()
 
 
@@ -307,33 +258,48 @@ def test_offsets_beyond_31_bits(isa: str, chunk: int) -> None:
         ((arena.numel() - block * dim) // unit, 1, block, dim), (unit, block * dim, dim, 1)
     )
     last = data.shape[0] - 1
-    pages = torch.tensor([[0, last // 2, last]], dtype=torch.int32)
+    pages = np.array([[0, last // 2, last]], dtype=np.int32)
     for page in pages[0].tolist():
         data[page] = torch.randn(1, block, dim)
-    start = torch.tensor([3 * block - chunk])
+    parts = Parts.of(np.array([3 * block - chunk]), np.array([0, chunk]), "cpu")
     reads = Reads(
+        parts=parts,
+        law=Everything(),
         table=pages,
-        rows=torch.tensor([0]),
+        rows=np.array([0]),
         fixed=None,
         turning=0,
         block_tokens=block,
-        query_start=torch.tensor([0, chunk]),
-        start=start,
-        fresh=torch.tensor([False]),
-        first=torch.zeros(chunk, dtype=torch.int64),
-        prefix=None,
+        pages=np.full(chunk, -1, dtype=np.int32),
+        page_rows=np.zeros(chunk, dtype=np.int32),
+        fresh=np.array([False]),
     )
-    q, own = torch.randn(chunk, 4, dim), torch.zeros(chunk, 1, dim, dtype=torch.bfloat16)
-    fast = paged_attention(q, data, data, own, own, reads, scale=0.2, kernels=library(isa))
-    slow = reference.paged_attention(q, data, data, own, own, reads, scale=0.2)
-    torch.testing.assert_close(fast.double(), slow, atol=1e-4, rtol=1e-4)
+    stream = Shape(law=Everything(), dim=dim, value_dim=dim, kv=torch.bfloat16).stream
+    over = StreamView(stream, {name: FieldView(data) for name in ("k", "v")})
+    view = CacheView(over=over, reads=reads, ops=TORCH)
+    own = torch.zeros(chunk, 1, dim)
+    view.begin(k=own, v=own)
+    q = torch.randn(chunk, 4, dim)
+    fast = attend(q, view, scale=0.2, kernels=library(isa))
+    torch.testing.assert_close(fast.double(), oracle(q, view, scale=0.2), atol=1e-4, rtol=1e-4)
 
 
-def test_what_is_left_to_torch() -> None:
-    q, keys = torch.zeros(1, 1, 8), torch.zeros(1, 1, 4, 8)
-    assert takes(q, keys) and takes(q, keys.bfloat16()) and takes(q.bfloat16(), keys.bfloat16())
-    assert (
-        not takes(q.double(), keys.double())
-        and not takes(q.half(), keys.half())
-        and not takes(q.bfloat16(), keys)
-    )
+@pytest.mark.parametrize(
+    ("q", "kv"),
+    [
+        (torch.float64, torch.float64),
+        (torch.float16, torch.float16),
+        (torch.bfloat16, torch.float32),
+    ],
+)
+def test_what_kernels_do_not_take_is_computed_all_the_same(q: torch.dtype, kv: torch.dtype) -> None:
+    for seed in range(3):
+        queries, view, _ = make(Shape(law=Window(30), chunk=9, kv=torch.float32), seed)
+        fields = {name: FieldView(one.data.to(kv)) for name, one in view.fields.items()}
+        fresh = {name: made.to(kv) for name, made in view.fresh.items()}
+        other = replace(view, over=StreamView(view.over.stream, fields), fresh=fresh)
+        made = attend(queries.to(q), other, scale=0.2)
+        assert made.dtype == q
+        slow = oracle(queries.to(q), other, scale=0.2)
+        close = {torch.float64: 1e-9, torch.float16: 1e-2, torch.bfloat16: 2e-2}[q]
+        torch.testing.assert_close(made.double(), slow, atol=close, rtol=close)

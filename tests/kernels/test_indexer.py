@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from octavo.kernels import sparse_reference as reference
 from octavo.kernels.indexer import choose, index_scores
 from octavo.kernels.library import levels, library
+from tests.kernels import slow
 from tests.kernels.pages import FORMATS, pages
 
 pytestmark = pytest.mark.skipif(not levels(), reason="no compiled kernels")
@@ -53,7 +53,7 @@ def test_scores(
     finally:
         torch.set_num_threads(before)
     for i, seen in enumerate(visible):
-        wanted = reference.index_scores(q[i], weights[i], entries[i][:seen])
+        wanted = slow.index_scores(q[i], weights[i], entries[i][:seen])
         torch.testing.assert_close(
             found[i, :seen].double(), wanted, atol=2e-4 * dim**0.5, rtol=1e-4
         )
@@ -68,7 +68,7 @@ def test_long_contexts_are_cut(isa: str) -> None:
         q, weights, keys, rows, torch.tensor(visible), length=9001, kernels=library(isa)
     )
     for i, seen in enumerate(visible):
-        wanted = reference.index_scores(q[i], weights[i], entries[i])
+        wanted = slow.index_scores(q[i], weights[i], entries[i])
         torch.testing.assert_close(found[i, :seen].double(), wanted, atol=1e-4, rtol=1e-4)
 
 
@@ -101,7 +101,7 @@ def test_choice(isa: str, data: st.DataObject, seed: int) -> None:
     found = choose(scores.clone(), torch.tensor(visible), k, kernels=library(isa))
     assert found.shape == (len(visible), min(k, length))
     for i, seen in enumerate(visible):
-        wanted = reference.choose(scores[i, :seen].tolist(), k)
+        wanted = slow.choose(scores[i, :seen].tolist(), k)
         assert found[i].tolist() == wanted + [-1] * (found.shape[1] - len(wanted))
 
 

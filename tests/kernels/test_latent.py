@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from octavo.kernels import sparse_reference as reference
 from octavo.kernels.latent import Near, latent_attention
 from octavo.kernels.library import levels, library
+from tests.kernels import slow
 from tests.kernels.pages import FORMATS, pages
 
 pytestmark = pytest.mark.skipif(not levels(), reason="no compiled kernels")
@@ -82,13 +82,13 @@ def compare(shape: Shape, seed: int, isa: str, threads: int = 1) -> None:
         torch.set_num_threads(before)
     for i, own in enumerate(seen):
         if len(own) or shape.sinks:
-            slow = reference.attention(
+            right = slow.attention(
                 q[i], own, value_dim, scale=keywords["scale"], sinks=keywords.get("sinks")
             )
             largest = float(own.abs().max()) if len(own) else 1.0
             tolerance = TOLERANCE[shape.q] * max(1.0, largest)
             torch.testing.assert_close(
-                fast[i].double(), slow, atol=tolerance, rtol=TOLERANCE[shape.q]
+                fast[i].double(), right, atol=tolerance, rtol=TOLERANCE[shape.q]
             )
 
 
@@ -170,7 +170,7 @@ def test_windows_alone(isa: str) -> None:
         kernels=library(isa),
     )
     torch.testing.assert_close(
-        found[0].double(), reference.attention(q[0], rows[2:7], 8, scale=1.0), atol=1e-5, rtol=1e-5
+        found[0].double(), slow.attention(q[0], rows[2:7], 8, scale=1.0), atol=1e-5, rtol=1e-5
     )
 
 

@@ -16,11 +16,14 @@ from torch import Tensor
 from octavo.base import NO_PAGE
 from octavo.nn.decoder import build_mixer
 from octavo.nn.step import Caches, Mixer
-from octavo.ops.paged import CacheView, FieldView
+from octavo.ops.paged import CacheView, FieldView, StreamView
+from octavo.ops.table import Ops
+from octavo.ops.torch.backend import TORCH
 from octavo.runner.arena import Arena
-from octavo.runner.batch import PlannedGroup, make_step
+from octavo.runner.batch import make_reads, make_step
 from octavo.sched.step import StepPlan
 from octavo.spec.kind import Kind, LayerSpec, ModelSpec
+from octavo.spec.stream import Stream
 from tests.runner.plans import Chunk, PlanMaker, hand_layout
 
 MIXER = "mixer"
@@ -40,12 +43,15 @@ def make_layer(kind: Kind, seed: int = 0) -> torch.nn.Module:
 
 @dataclass
 class Bench:
-    """A one-layer model with its arena. blocks: block_tokens per group, in turn."""
+    """A one-layer model with its arena. blocks: block_tokens per group, in turn. ops: what views
+    read and store by.
+    """
 
     kind: Kind
     blocks: Sequence[int]
     requests: int
     shuffle: int = 0
+    ops: Ops = TORCH
     layer: torch.nn.Module = field(init=False)
     arena: Arena = field(init=False)
     maker: PlanMaker = field(init=False)
@@ -74,17 +80,17 @@ class Bench:
 
     def caches(self, plan: StepPlan) -> Caches:
         """The layer's streams in this step."""
-        fields: dict[str, dict[str, FieldView]] = {}
-        batches = {}
+        parts, views = make_step(plan, torch.device("cpu")).parts, {}
         for group, step in zip(self.layout.groups, plan.groups, strict=True):
-            batch = PlannedGroup(plan, step, group.group.law, torch.device("cpu"))
+            reads = make_reads(parts, step, group.group.law)
+            fields: dict[Stream, dict[str, FieldView]] = {}
             for slot in group.format.slots:
-                name = slot.member.stream.name
-                fields.setdefault(name, {})[slot.field.name] = self.arena.view(slot)
-                batches[name] = batch
-        return {
-            name: CacheView(fields=views, batch=batches[name]) for name, views in fields.items()
-        }
+                made = fields.setdefault(slot.member.stream, {})
+                made[slot.field.name] = self.arena.view(slot)
+            for stream, found in fields.items():
+                over = StreamView(stream, found)
+                views[stream.name] = CacheView(over=over, reads=reads, ops=self.ops)
+        return views
 
     def poison(self) -> None:
         """Make every byte of the arena NaN except the entries of ``needs(computed)`` of every
@@ -106,7 +112,7 @@ class Bench:
                     kept.append((view, pages, rows, view.data[pages, :, rows].clone()))
         self.arena.buffer.fill_(0xFF)
         for view, pages, rows, values in kept:
-            view.write(pages, rows, values)
+            TORCH.store([view.data], pages, rows, [values], torch.arange(len(rows)))
 
     def _pages(self, number: int, request: int, blocks: np.ndarray) -> Tensor:
         group, table = self.layout.groups[number], self.maker.tables[number]

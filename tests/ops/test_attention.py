@@ -1,10 +1,11 @@
-"""The fast paged attention against the naive one: ragged lengths, odd tables, windows, fresh and
-paged mixed, NaN everywhere else.
+"""Paged attention in plain PyTorch against the naive one: ragged lengths, odd tables and rings,
+windows, fewer queries than entries, fresh and paged mixed, NaN everywhere else.
 """
 
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,134 +13,54 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from octavo.kernels.library import available
-from octavo.ops import attention
-from octavo.ops.attention import attend, count_below
-from octavo.ops.paged import CacheView, FieldView
-from octavo.ops.reference import attend_reference
-from octavo.runner.batch import PlannedGroup, union
-from octavo.sched.step import GroupStep, StepPlan
+from octavo.ops.cpu import attention as compiled
+from octavo.ops.oracles.attention import attend as oracle
+from octavo.ops.paged import CacheView
+from octavo.ops.torch import attention, batches
+from octavo.ops.torch.attention import attend, count_below
+from octavo.ops.torch.batches import union
 from octavo.spec.law import Chunk, Everything, Law, SinkWindow, Window
-from tests.runner.plans import GREEDY
+from octavo.spec.stream import Field, Stream
+from tests.ops.worlds import make_parts, make_reads, make_view
 
-CPU = torch.device("cpu")
+LAWS = st.one_of(
+    st.just(Everything()),
+    st.builds(Window, st.integers(1, 50)),
+    st.builds(Chunk, st.integers(1, 50)),
+    st.builds(SinkWindow, st.integers(1, 30), st.integers(1, 30)),
+)
 
 
-class World:
-    """Requests with random pasts in random pages, and one step over them."""
-
-    def __init__(
-        self, seed: int, *, law: Law, block: int, heads: int, shared: int, dim: int, decode: float
-    ) -> None:
-        rng = np.random.default_rng(seed)
-        self.law, self.heads, self.dim = law, heads, dim
-        count = int(rng.integers(1, 7))
-        start = rng.integers(0, 60, count)
-        length = np.where(rng.random(count) < decode, 1, rng.integers(1, 40, count))
-        self.fresh = rng.random(count) < 0.5
-        columns = 100 // block + 2
-        pages = (
-            rng.permutation(count * columns * 2)[: count * columns]
-            .reshape(count, columns)
-            .astype(np.int32)
-        )
-        self.views = tuple(
-            FieldView(
-                torch.full(
-                    (count * columns * 2, heads, block, dim), float("nan"), dtype=torch.float64
-                )
-            )
-            for _ in "kv"
-        )
-        rows = rng.permutation(count).astype(np.int32)
-        query = np.concatenate(([0], np.cumsum(length))).astype(np.int32)
-        positions = np.concatenate(
-            [np.arange(s, s + n) for s, n in zip(start, length, strict=True)]
-        )
-        owner = np.repeat(np.arange(count), length)
-        page = pages[rows[owner], positions // block]
-        lost = self.fresh[owner] & (rng.random(len(owner)) < 0.3)
-        self.group = GroupStep(
-            table=pages,
-            rows=rows,
-            fixed=None,
-            turning=0,
-            block_tokens=block,
-            fresh=self.fresh,
-            write_page=np.where(lost, -1, page).astype(np.int32),
-            write_row=(positions % block).astype(np.int32),
-        )
-        self.plan = StepPlan(
-            step=0,
-            request_ids=tuple(map(str, range(count))),
-            token_ids=np.zeros(len(owner), dtype=np.int32),
-            query_start=query,
-            start=start.astype(np.int32),
-            stop=(start + length).astype(np.int32),
-            samples=np.zeros(count, dtype=bool),
-            sampling=(GREEDY,) * count,
-            output_len=np.zeros(count, dtype=np.int32),
-            branch=np.zeros(count, dtype=np.int32),
-            groups=(self.group,),
-        )
-        generator = torch.Generator().manual_seed(seed)
-        for i in range(count):
-            for a, b in self.law.needs(int(start[i])):
-                for position in range(a, b):
-                    for view in self.views:
-                        entry = torch.randn(heads, dim, generator=generator, dtype=torch.float64)
-                        view.data[int(pages[rows[i], position // block]), :, position % block] = (
-                            entry
-                        )
-        shape = (len(owner), heads, dim)
-        self.q = torch.randn(
-            len(owner), heads * shared, dim, generator=generator, dtype=torch.float64
-        )
-        self.k, self.v = (
-            torch.randn(shape, generator=generator, dtype=torch.float64) for _ in "kv"
-        )
-        self.sinks = torch.randn(heads * shared, generator=generator, dtype=torch.float64)
-
-    def narrow(self, dtype: torch.dtype) -> World:
-        """Itself, with all numbers in ``dtype``."""
-        self.q, self.k, self.v, self.sinks = (
-            one.to(dtype) for one in (self.q, self.k, self.v, self.sinks)
-        )
-        self.views = tuple(FieldView(view.data.to(dtype)) for view in self.views)
-        return self
-
-    def both(
-        self, *, softcap: float | None = None, sinks: bool = False
-    ) -> tuple[Tensor, Tensor, bool]:
-        """(fast, naive, whether both left the same bytes)."""
-        rule = {
-            "scale": 0.3,
-            "law": self.law,
-            "softcap": softcap,
-            "sinks": self.sinks if sinks else None,
-        }
-        copies = tuple(FieldView(view.data.clone()) for view in self.views)
-        naive = attend_reference(self.q, self.k, self.v, copies, self.plan, self.group, **rule)
-        view = CacheView(
-            fields=dict(zip("kv", self.views, strict=True)),
-            batch=PlannedGroup(self.plan, self.group, self.law, CPU),
-        )
-        fast = attend(self.q, self.k, self.v, view, **rule)
-        same = all(
-            torch.equal(a.data.nan_to_num(7.5), b.data.nan_to_num(7.5))
-            for a, b in zip(self.views, copies, strict=True)
-        )
-        return fast, naive, same
+def scene(
+    seed: int,
+    law: Law,
+    *,
+    block: int = 4,
+    heads: int = 2,
+    shared: int = 2,
+    dim: int = 8,
+    decode: float = 0.3,
+    dtype: torch.dtype = torch.float64,
+    fewer: bool = False,
+    ring: bool = False,
+) -> tuple[Tensor, CacheView, Tensor]:
+    """(queries, view, sinks)."""
+    parts = make_parts(seed, requests=5, chunk=40, decode=decode, fewer=fewer)
+    reads = make_reads(seed, parts, law, block=block, ring=ring, fresh=0.5)
+    # Kept in float32 at most, as in caches.
+    kept = str(torch.float32 if dtype == torch.float64 else dtype).removeprefix("torch.")
+    fields = tuple(Field(name=n, shape=(heads, dim), dtype=kept, shard="heads") for n in "kv")
+    stream = Stream(name="kv", law=law, fields=fields)
+    view = make_view(seed, reads, stream, dict.fromkeys("kv", (heads, dim)), fresh_only=True)
+    generator = torch.Generator().manual_seed(seed)
+    q = torch.randn(len(parts.query_positions), heads * shared, dim, generator=generator)
+    return q.to(dtype), view, torch.randn(heads * shared, generator=generator)
 
 
 @settings(max_examples=100, deadline=None)
 @given(
     seed=st.integers(0, 2**31),
-    law=st.one_of(
-        st.just(Everything()),
-        st.builds(Window, st.integers(1, 50)),
-        st.builds(Chunk, st.integers(1, 50)),
-        st.builds(SinkWindow, st.integers(1, 30), st.integers(1, 30)),
-    ),
+    law=LAWS,
     block=st.integers(1, 20),
     heads=st.integers(1, 3),
     shared=st.integers(1, 3),
@@ -147,6 +68,8 @@ class World:
     decode=st.sampled_from([0.0, 0.5, 1.0]),
     softcap=st.sampled_from([None, 2.0]),
     sinks=st.booleans(),
+    fewer=st.booleans(),
+    ring=st.booleans(),
 )
 def test_fast_equals_naive(
     seed: int,
@@ -158,20 +81,25 @@ def test_fast_equals_naive(
     decode: float,
     softcap: float | None,
     sinks: bool,
+    fewer: bool,
+    ring: bool,
 ) -> None:
-    world = World(seed, law=law, block=block, heads=heads, shared=shared, dim=dim, decode=decode)
-    fast, naive, same = world.both(softcap=softcap, sinks=sinks)
-    torch.testing.assert_close(fast, naive, atol=1e-9, rtol=1e-9)
-    assert same
+    shape = {"block": block, "heads": heads, "shared": shared, "dim": dim, "decode": decode}
+    q, view, logits = scene(seed, law, fewer=fewer, ring=ring, **shape)  # type: ignore[arg-type]
+    rule = {"scale": 0.3, "softcap": softcap, "sinks": logits if sinks else None}
+    if len(q):
+        torch.testing.assert_close(
+            attend(q, view, **rule), oracle(q, view, **rule), atol=1e-9, rtol=1e-9
+        )
 
 
 @pytest.mark.parametrize("law", [Everything(), Window(30), Chunk(30), SinkWindow(3, 20)])
 def test_small_tiles_and_buckets_change_nothing(law: Law, monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(3, law=law, block=4, heads=2, shared=2, dim=8, decode=0.3)
-    naive = World(3, law=law, block=4, heads=2, shared=2, dim=8, decode=0.3).both()[1]
+    q, view, _ = scene(3, law)
+    naive = oracle(q, view, scale=0.3)
     monkeypatch.setattr(attention, "TILE_SCORES", 1)
-    monkeypatch.setattr("octavo.runner.batch.BUCKET_TOKENS", 1)
-    torch.testing.assert_close(world.both()[0], naive, atol=1e-9, rtol=1e-9)
+    monkeypatch.setattr(batches, "BUCKET_TOKENS", 1)
+    torch.testing.assert_close(attend(q, view, scale=0.3), naive, atol=1e-9, rtol=1e-9)
 
 
 @pytest.mark.parametrize("law", [Everything(), Window(30), Chunk(30), SinkWindow(3, 20)])
@@ -180,38 +108,20 @@ def test_small_tiles_and_buckets_change_nothing(law: Law, monkeypatch: pytest.Mo
 )
 @pytest.mark.parametrize("decode", [0.3, 1.0])
 def test_dtypes_of_models(law: Law, dtype: torch.dtype, tolerance: float, decode: float) -> None:
-    for seed in range(5):
-        world = World(seed, law=law, block=4, heads=2, shared=2, dim=8, decode=decode).narrow(dtype)
-        fast, naive, same = world.both(sinks=True)
-        torch.testing.assert_close(fast.double(), naive, atol=tolerance, rtol=tolerance)
-        assert same and fast.dtype == dtype
+    for seed in range(3):
+        q, view, sinks = scene(seed, law, decode=decode, dtype=dtype)
+        naive = oracle(q, view, scale=0.3, sinks=sinks)
+        for run in (attend, compiled.attend) if available() else (attend,):
+            made = run(q, view, scale=0.3, sinks=sinks)
+            assert made.dtype == dtype
+            torch.testing.assert_close(made.double(), naive, atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.skipif(not available(), reason="no compiled kernels")
 def test_compiled_kernels_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "_request", None)
-    monkeypatch.setattr(attention, "_decode", None)
-    World(3, law=Window(9), block=4, heads=2, shared=2, dim=8, decode=0.5).narrow(
-        torch.float32
-    ).both()
-
-
-def test_a_page_read_as_one_block_and_written_as_another() -> None:
-    world = World(5, law=Window(4), block=4, heads=1, shared=1, dim=8, decode=0.0)
-    group, plan = world.group, world.plan
-    group.fresh[:] = True
-    # Everything the step stores goes where the past it reads lies.
-    for i, row in enumerate(group.rows):
-        past = max(0, int(plan.start[i]) - 1) // 4
-        group.write_page[plan.query_start[i] : plan.query_start[i + 1]] = group.table[row, past]
-    # One row is written many times; only what is read matters here.
-    fast, naive, _ = world.both()
-    torch.testing.assert_close(fast, naive, atol=1e-9, rtol=1e-9)
-
-
-def test_union_and_count_below() -> None:
-    assert union([(5, 9), (0, 2), (2, 3), (7, 8), (4, 4)]) == ((0, 3), (5, 9))
-    assert [count_below(((0, 3), (5, 9)), p) for p in (-1, 0, 2, 4, 6, 20)] == [0, 0, 2, 3, 4, 7]
+    monkeypatch.setattr(attention, "attend", None)
+    q, view, _ = scene(3, Window(9), decode=0.5, dtype=torch.float32)
+    compiled.attend(q, view, scale=0.3)
 
 
 @settings(max_examples=25, deadline=None)
@@ -222,29 +132,30 @@ def test_layers_that_share_see_what_the_first_made_and_the_last_stores_it(
     """Three layers over one stream, with queries of their own: a write behind the reads must wait
     for the last.
     """
-    options = {"block": block, "heads": 2, "shared": 2, "dim": 4, "decode": 0.3}
-    first, *others = (World(seed, law=Window(window), **options) for _ in range(3))
-    views = dict(zip("kv", first.views, strict=True))
-    batch, fresh = PlannedGroup(first.plan, first.group, first.law, CPU), {}
-    for layer, world in enumerate((first, *others)):
-        world.q = torch.randn(
-            first.q.shape, generator=torch.Generator().manual_seed(layer), dtype=torch.float64
-        )
-        naive = attend_reference(
-            world.q,
-            world.k,
-            world.v,
-            world.views if layer else tuple(FieldView(v.data.clone()) for v in world.views),
-            world.plan,
-            world.group,
-            law=first.law,
-            scale=0.3,
-        )
-        view = CacheView(fields=views, batch=batch, fresh=fresh, first=layer == 0, last=layer == 2)
-        own = (first.k, first.v) if layer == 0 else (None, None)
+    q, first, _ = scene(seed, Window(window), block=block)
+    before = {name: field.data.clone() for name, field in first.fields.items()}
+    made = {name: some.clone() for name, some in first.fresh.items()}
+    for layer in range(3):
+        view = replace(first, first=layer == 0, last=layer == 2)
+        queries = q + layer
         torch.testing.assert_close(
-            attend(world.q, *own, view, law=first.law, scale=0.3), naive, atol=1e-9, rtol=1e-9
+            attend(queries, view, scale=0.3),
+            oracle(queries, view, scale=0.3),
+            atol=1e-9,
+            rtol=1e-9,
         )
-    assert not fresh
-    for shared, alone in zip(first.views, others[0].views, strict=True):
-        assert torch.equal(shared.data.nan_to_num(7.5), alone.data.nan_to_num(7.5))
+        view.end()
+        for name, field in first.fields.items():
+            kept = before[name].view(torch.uint8)
+            assert layer == 2 or torch.equal(field.data.view(torch.uint8), kept)
+    assert not first.fresh
+    writes = first.reads.after
+    for name, field in first.fields.items():
+        expected = before[name]
+        expected[writes.pages, :, writes.rows] = made[name][writes.entries]
+        assert torch.equal(field.data.view(torch.uint8), expected.view(torch.uint8))
+
+
+def test_union_and_count_below() -> None:
+    assert union([(5, 9), (0, 2), (2, 3), (7, 8), (4, 4)]) == ((0, 3), (5, 9))
+    assert [count_below(((0, 3), (5, 9)), p) for p in (-1, 0, 2, 4, 6, 20)] == [0, 0, 2, 3, 4, 7]

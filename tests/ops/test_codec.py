@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from fractions import Fraction
-from math import isnan, prod
+from math import isnan
 
 import pytest
 import torch
 from torch import Tensor
 
 from octavo.base import UnsupportedError
-from octavo.ops.codec import decode, encode, hadamard, match_queries, passed
-from octavo.ops.paged import FieldView
+from octavo.ops.codec import Entry, hadamard
+from octavo.ops.torch.backend import TORCH
 from octavo.spec.latent import (
     CompressedParams,
     LatentParams,
@@ -28,7 +28,8 @@ from octavo.spec.latent import (
     sparse_latent_stream,
 )
 from octavo.spec.law import Everything, Tail
-from octavo.spec.stream import DTYPE_BYTES, FP4, FP8, CacheDtypes, Stream
+from octavo.spec.stream import FP4, FP8, CacheDtypes, Stream
+from tests.ops.worlds import over_nothing
 
 LATENT = LatentParams(
     hidden_size=64, num_heads=2, kv_lora_rank=512, rope_dim=64, nope_dim=32, value_dim=32
@@ -91,16 +92,12 @@ QUANTISED = [
 ]
 
 
-def views(stream: Stream, starts: int = 3, entries: int = 5) -> dict[str, FieldView]:
-    """The stream's fields in ``starts`` pages, all bits set: what nobody wrote is NaN."""
-    made = {}
-    for field in stream.fields:
-        shape = (starts, 1, entries, *field.shape)
-        bytes_ = torch.full((prod(shape) * DTYPE_BYTES[field.dtype],), 0xFF, dtype=torch.uint8)
-        made[field.name] = FieldView(
-            bytes_.view(getattr(torch, field.dtype)).view(shape), headed=False
-        )
-    return made
+def encode(entry: dict[str, Tensor], stream: Stream) -> dict[str, Tensor]:
+    return Entry(stream).encode(entry)
+
+
+def decode(stored: dict[str, Tensor], stream: Stream, dtype: torch.dtype) -> dict[str, Tensor]:
+    return Entry(stream).decode(stored, dtype)
 
 
 def entries(
@@ -188,11 +185,11 @@ def slow_values(codes: list[int], exponent: int, dtype: str) -> list[float]:
 @pytest.mark.parametrize("name", STREAMS)
 def test_entries_have_the_bytes_that_their_layout_says(name: str) -> None:
     stream, parts, size = STREAMS[name]
-    fields = views(stream)
-    stored = encode(entries(parts, 2, 3), fields)
+    fields = {field.name: field for field in stream.fields}
+    stored = encode(entries(parts, 2, 3), stream)
     assert stored.keys() == fields.keys()
     assert all(
-        kept.dtype == fields[n].data.dtype and kept.shape == (2, 3, *fields[n].data.shape[3:])
+        kept.dtype == getattr(torch, fields[n].dtype) and kept.shape == (2, 3, *fields[n].shape)
         for n, kept in stored.items()
     )
     assert (
@@ -218,7 +215,7 @@ def test_codes_and_scales_are_those_of_the_slow_reference(
 ) -> None:
     stream, parts, _ = STREAMS[name]
     entry = entries(parts, 40, seed=3)
-    stored = encode(entry, views(stream))
+    stored = encode(entry, stream)
     whole = hadamard(entry[part]) if part == "key" else entry[part]
     kept = whole[
         :,
@@ -227,7 +224,7 @@ def test_codes_and_scales_are_those_of_the_slow_reference(
     ]
     found = stored[part].view(torch.uint8)
     codes = torch.stack((found & 15, found >> 4), -1).flatten(-2) if dtype == FP4 else found
-    back = decode(stored, dtype=torch.float32)[part]
+    back = decode(stored, stream, torch.float32)[part]
     for row in range(40):
         for number, start in enumerate(range(0, kept.shape[1], block)):
             cells = slice(start, min(start + block, kept.shape[1]))
@@ -262,25 +259,25 @@ def test_every_number_between_codes_rounds_to_the_nearest(dtype: str) -> None:
         else:
             entry = {"latent": torch.tensor(row).repeat(4), "rope": torch.zeros(64)}
             given = entry["latent"].tolist()[: width + 1]
-        back = next(
-            iter(decode(encode(entry, views(stream)), dtype=torch.float32).values())
-        ).tolist()
+        back = next(iter(decode(encode(entry, stream), stream, torch.float32).values())).tolist()
         assert back[: width + 1] == slow_values(*slow_block(given, dtype), dtype)
 
 
 def test_what_is_rotated_and_plain_parts_are_casts() -> None:
     entry = entries({"kv": 512}, 7)
-    back = decode(encode(entry, views(STREAMS["entry 584"][0])), dtype=torch.float32)["kv"]
+    back = decode(encode(entry, STREAMS["entry 584"][0]), STREAMS["entry 584"][0], torch.float32)[
+        "kv"
+    ]
     assert torch.equal(back[:, 448:], entry["kv"][:, 448:].bfloat16().float())
     state = entries({"kv": 64, "gate": 64}, 7)
-    stored = encode(state, views(STREAMS["compressor"][0]))
+    stored = encode(state, STREAMS["compressor"][0])
     assert all(torch.equal(stored[name], state[name]) for name in state)
 
 
 def test_fp8_without_scales_saturates() -> None:
     stored = encode(
         {"latent": torch.full((512,), 1e4), "rope": torch.full((64,), -1e4)},
-        views(STREAMS["latent 576"][0]),
+        STREAMS["latent 576"][0],
     )
     assert stored["latent"].float().unique().tolist() == [448.0]
     assert stored["rope"].float().unique().tolist() == [-448.0]
@@ -294,25 +291,23 @@ def test_fp8_without_scales_saturates() -> None:
 @pytest.mark.parametrize("name", STREAMS)
 def test_encoding_what_was_decoded_changes_no_bit(name: str, dtype: torch.dtype) -> None:
     stream, parts, _ = STREAMS[name]
-    fields = views(stream)
     entry = entries(parts, 300, seed=1, dtype=dtype)
     if name == "compressor":
         dtype = torch.float32
-    stored = encode(entry, fields)
-    again = decode(stored, dtype=dtype)
-    if "key" in again and "scale" in fields:
+    stored = encode(entry, stream)
+    again = decode(stored, stream, dtype)
+    if "key" in again and "scale" in stored:
         again["key"] = hadamard(again["key"].float())
-    assert raw(encode(again, fields)) == raw(stored)
+    assert raw(encode(again, stream)) == raw(stored)
 
 
 @pytest.mark.parametrize("name", QUANTISED)
 def test_errors_are_those_of_the_element_format(name: str) -> None:
     stream, parts, _ = STREAMS[name]
-    fields = views(stream)
     entry = {part: values.clamp(-400, 400) for part, values in entries(parts, 200, seed=2).items()}
-    back = decode(encode(entry, fields), dtype=torch.float32)
+    back = decode(encode(entry, stream), stream, torch.float32)
     for part, values in entry.items():
-        wanted = match_queries(values, fields) if part == "key" else values
+        wanted = Entry(stream).match("key", values) if part == "key" else values
         error = (back[part] - wanted).norm(dim=-1) / wanted.norm(dim=-1)
         assert error.max() < (0.16 if name == "index 68" else 0.04)
 
@@ -320,10 +315,9 @@ def test_errors_are_those_of_the_element_format(name: str) -> None:
 @pytest.mark.parametrize("name", STREAMS)
 def test_an_entry_does_not_depend_on_its_neighbours(name: str) -> None:
     stream, parts, _ = STREAMS[name]
-    fields = views(stream)
     entry = entries(parts, 9)
-    alone = [encode({part: values[i] for part, values in entry.items()}, fields) for i in range(9)]
-    together = encode(entry, fields)
+    alone = [encode({part: values[i] for part, values in entry.items()}, stream) for i in range(9)]
+    together = encode(entry, stream)
     assert all(raw({n: kept[i] for n, kept in together.items()}) == raw(alone[i]) for i in range(9))
 
 
@@ -331,13 +325,12 @@ def test_an_entry_does_not_depend_on_its_neighbours(name: str) -> None:
 @pytest.mark.parametrize("size", [0.0, 1e-44, 1e-30, 1e30, 3e38])
 def test_no_size_is_too_small_or_too_large(name: str, size: float) -> None:
     stream, parts, _ = STREAMS[name]
-    fields = views(stream)
     # A rotation adds all elements up.
     entry = {
         part: torch.full((2, width), size / (width if part == "key" else 1))
         for part, width in parts.items()
     }
-    back = decode(encode(entry, fields), dtype=torch.float32)
+    back = decode(encode(entry, stream), stream, torch.float32)
     assert all(torch.isfinite(values).all() for part, values in back.items() if part != "rope")
     if size == 0.0:
         assert all(not values.any() for values in back.values())
@@ -349,7 +342,7 @@ def test_nan_stays_where_it_is(name: str) -> None:
     entry = entries(parts, 2)
     part = next(iter(parts))
     entry[part][0, 5] = torch.nan
-    back = decode(encode(entry, views(stream)), dtype=torch.float32)[part]
+    back = decode(encode(entry, stream), stream, torch.float32)[part]
     assert isnan(back[0, 5])
     assert back.isnan().sum() == 1
 
@@ -357,7 +350,9 @@ def test_nan_stays_where_it_is(name: str) -> None:
 def test_nan_spoils_its_key_only() -> None:
     entry = entries({"key": 128}, 2)
     entry["key"][0, 5] = torch.nan
-    back = decode(encode(entry, views(STREAMS["index 68"][0])), dtype=torch.float32)["key"]
+    back = decode(encode(entry, STREAMS["index 68"][0]), STREAMS["index 68"][0], torch.float32)[
+        "key"
+    ]
     assert back[0].isnan().all()
     assert not back[1].isnan().any()
 
@@ -365,17 +360,18 @@ def test_nan_spoils_its_key_only() -> None:
 @pytest.mark.parametrize("name", STREAMS)
 def test_fields_in_pages_give_back_what_was_written(name: str) -> None:
     stream, parts, _ = STREAMS[name]
-    fields = views(stream)
-    stored, entry = passed(entries(parts, 4), fields)
+    over = over_nothing(stream, 3, 5)
+    stored = over.entry.encode(entries(parts, 4))
+    entry = over.entry.decode(stored, torch.float32)
     pages, rows = torch.tensor([0, 2, 1, 2]), torch.tensor([4, 0, 3, 1])
     for field, kept in stored.items():
-        fields[field].write(pages, rows, kept[:, None])
-    taken = {field: view.take(pages, rows) for field, view in fields.items()}
+        data = over.fields[field].data
+        TORCH.store([data], pages, rows, [kept[:, None]], torch.arange(4))
+    taken = {field: view.take(pages, rows, TORCH) for field, view in over.fields.items()}
     assert raw(taken) == raw(stored)
-    again = decode(
-        {field: view.take(pages.view(2, 2), rows.view(2, 2)) for field, view in fields.items()},
-        dtype=torch.float32,
-    )
+    places = pages.view(2, 2), rows.view(2, 2)
+    found = {field: view.take(*places, TORCH) for field, view in over.fields.items()}
+    again = over.entry.decode(found, torch.float32)
     assert all(torch.equal(again[part].flatten(0, 1), entry[part]) for part in entry)
 
 
@@ -397,12 +393,12 @@ def test_scores_survive_the_rotation_of_both_sides() -> None:
     rng = torch.Generator().manual_seed(0)
     queries, keys = torch.randn(6, 128, generator=rng), torch.randn(9, 128, generator=rng)
     for name, bound in (("index bf16", 0.02), ("index 132", 0.05), ("index 68", 0.2)):
-        fields = views(STREAMS[name][0])
-        kept = decode(encode({"key": keys}, fields), dtype=torch.float32)["key"]
-        scores = match_queries(queries, fields) @ kept.T
+        entry = Entry(STREAMS[name][0])
+        kept = entry.decode(entry.encode({"key": keys}), torch.float32)["key"]
+        scores = entry.match("key", queries) @ kept.T
         assert (scores - queries @ keys.T).norm() < bound * (queries @ keys.T).norm()
 
 
 def test_sizes_that_cannot_be_rotated_are_named() -> None:
-    with pytest.raises(UnsupportedError, match="index_head_dim 96 is not a power of two"):
-        encode({"key": torch.zeros(96)}, views(index_stream(96, CacheDtypes(indexer=FP8))))
+    with pytest.raises(UnsupportedError, match="96 elements are not a power of two"):
+        encode({"key": torch.zeros(96)}, index_stream(96, CacheDtypes(indexer=FP8)))

@@ -12,8 +12,9 @@ import torch
 from octavo.kinds.v4_csa.spec import V4CompressedSparse
 from octavo.kinds.v4_hca.spec import V4HeavilyCompressed
 from octavo.nn.decoder import resolve
-from octavo.ops import compressed
 from octavo.ops.paged import FieldView
+from octavo.ops.torch import choice, sparse
+from octavo.ops.torch.backend import TORCH
 from tests.kinds.harness import Bench
 
 SPARSE, HEAVY = V4CompressedSparse.examples()[0], V4HeavilyCompressed.examples()[1]
@@ -43,7 +44,8 @@ def test_sizes_of_tiles_change_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name, value in sizes.items():
-        monkeypatch.setattr(compressed, name, value)
+        for module in (sparse, choice):
+            monkeypatch.setattr(module, name, value, raising=module is sparse)
     stride = kind.ratio
     bench = Bench(kind, (stride * 2, stride), requests=4)
     hidden = [hidden_of(length, length) for length in (60, 47, 33, 9)]
@@ -92,7 +94,7 @@ def test_decoding_reads_as_many_entries_whatever_the_length(
     assert max(read[240]) <= max(kind.index_topk, kind.attention.window - 1, 2 * kind.ratio)
 
 
-def test_a_choice_is_the_same_in_any_company(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_choice_is_the_same_in_any_company() -> None:
     """Equal scores go to the lowest numbers: index queries of zero make all of them equal."""
     bench = Bench(SPARSE, (SPARSE.ratio * 2,), requests=2)
     indexer = bench.layer.get_submodule("compressor.indexer")
@@ -101,11 +103,10 @@ def test_a_choice_is_the_same_in_any_company(monkeypatch: pytest.MonkeyPatch) ->
     found: list[torch.Tensor] = []
 
     def kept(*args: object) -> torch.Tensor:
-        found.append(select(*args))  # type: ignore[arg-type]
+        found.append(TORCH.score_and_choose(*args))  # type: ignore[arg-type]
         return found[-1]
 
-    select = compressed.select
-    monkeypatch.setattr("octavo.nn.compressed.select", kept)
+    indexer.ops = replace(TORCH, score_and_choose=kept)
     bench.run([(0, hidden_of(44, 3)), (1, hidden_of(30, 4))])
     bench.run([(0, hidden_of(1, 5)), (1, hidden_of(1, 6))])
     assert found[-1].tolist() == [list(range(SPARSE.index_topk))] * 2

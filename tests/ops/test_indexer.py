@@ -6,8 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from octavo.ops import indexer
-from octavo.ops.indexer import choose, index_scores, select
+from octavo.ops.oracles.attention import score_and_choose as oracle
+from octavo.ops.paged import CacheView
+from octavo.ops.torch import choice
+from octavo.ops.torch.choice import choose, index_scores, score_and_choose
+from octavo.spec.law import Everything
+from octavo.spec.stream import Field, Stream
+from tests.ops.worlds import make_parts, make_reads, make_view
 
 
 def parts(n: int, heads: int, dim: int, length: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -45,7 +50,7 @@ def plain_choice(scores: Tensor, visible: Tensor, k: int) -> list[list[int]]:
 @pytest.mark.parametrize("tile", [1, 30, 1 << 22])
 @pytest.mark.parametrize("own", [False, True])
 def test_scores_in_any_tiles(monkeypatch: pytest.MonkeyPatch, tile: int, own: bool) -> None:
-    monkeypatch.setattr(indexer, "TILE_PRODUCTS", tile)
+    monkeypatch.setattr(choice, "TILE_PRODUCTS", tile)
     q, weights, keys = parts(5, 3, 4, 23, 0)
     if own:
         keys = torch.stack([keys * (i + 1) for i in range(5)])
@@ -91,26 +96,27 @@ def test_zeros_that_the_relu_makes_are_equal_whatever_their_sign() -> None:
         assert choose(scores, torch.tensor([4]), 2).tolist() == expected
 
 
-@pytest.mark.parametrize("tile", [1, 64, 1 << 24])
-def test_queries_in_any_tiles_choose_alike(monkeypatch: pytest.MonkeyPatch, tile: int) -> None:
-    monkeypatch.setattr(indexer, "TILE_SCORES", tile)
-    q, weights, keys = parts(19, 4, 8, 30, 2)
-    visible = torch.arange(12, 31)
-    expected = plain_choice(plain_scores(q, weights, keys), visible, 6)
-    assert select(q, weights, keys, visible, 6).tolist() == expected
-    assert select(q, weights, keys, visible, 30).tolist() == plain_choice(
-        plain_scores(q, weights, keys), visible, 30
-    )
+def scene(seed: int, stride: int = 1) -> tuple[Tensor, Tensor, CacheView]:
+    """(queries, weights, index keys)."""
+    parts_ = make_parts(seed, fewer=seed % 2 == 1)
+    reads = make_reads(seed, parts_, Everything(), block=stride * 3)
+    field = Field(name="key", shape=(8,), dtype="float32")
+    stream = Stream(name="index", law=Everything(), fields=(field,), stride=stride)
+    view = make_view(seed, reads, stream, {"key": (8,)})
+    q, weights, _ = parts(len(parts_.query_positions), 4, 8, 1, seed)
+    return q, weights, view
 
 
-def test_no_query_sees_what_lies_behind_it() -> None:
-    """Keys behind a query are NaN: never chosen, and no reason to choose otherwise."""
-    q, weights, keys = parts(3, 2, 4, 20, 3)
-    visible = torch.tensor([3, 4, 15])
-    expected = select(q, weights, keys, visible, 4)
-    keys[15:] = float("nan")
-    assert select(q, weights, keys, visible, 4).tolist() == expected.tolist()
-    assert (
-        choose(index_scores(q, weights, keys.expand(3, -1, -1)), visible, 4).tolist()
-        == expected.tolist()
-    )
+@pytest.mark.parametrize("stride", [1, 4])
+@pytest.mark.parametrize(("scores", "elements"), [(1, 1), (64, 60), (1 << 23, 1 << 22)])
+def test_any_tiles_choose_alike(
+    monkeypatch: pytest.MonkeyPatch, stride: int, scores: int, elements: int
+) -> None:
+    """What lies behind a query is NaN: never chosen, and no reason to choose otherwise."""
+    monkeypatch.setattr(choice, "TILE_SCORES", scores)
+    monkeypatch.setattr(choice, "TILE_ELEMENTS", elements)
+    for seed in range(4):
+        q, weights, view = scene(seed, stride)
+        for k in (1, 6, 100):
+            found = score_and_choose(q, weights, view, k)
+            assert found.tolist() == oracle(q, weights, view, k).tolist()

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from octavo.kinds.mla.spec import MultiHeadLatent
-from octavo.ops import entries
-from octavo.ops import latent as module
-from octavo.ops.entries import keep
-from octavo.ops.latent import Heads, Queries, latent_attend, way_of
-from octavo.ops.paged import CacheView, FieldView
+from octavo.ops.latents import Heads, Queries
+from octavo.ops.paged import CacheView, FieldView, StreamView
+from octavo.ops.table import Ops
+from octavo.ops.torch import latent as module
 from octavo.ops.torch.backend import TORCH
+from octavo.ops.torch.latent import attend_latent, way_of
 from octavo.spec.latent import LatentParams
 from tests.kinds.harness import Bench
 from tests.runner.plans import Chunk
@@ -72,7 +72,7 @@ class Scene:
             for i, (start, length) in enumerate(self.contexts)
             for offset in range(length)
         ]
-        self.places, self.requests = places, torch.tensor([i for i, _ in places])
+        self.places = places
         self.plain, self.rotated = (
             random(count, HEADS, NOPE, seed=7),
             random(count, HEADS, ROPE, seed=8),
@@ -94,8 +94,7 @@ class Scene:
         plan = self.bench.maker.plan([Chunk(i, [0] * (last - first)) for i, first, last in parts])
         view = self.bench.caches(plan)["latent"]
         latent = torch.cat([self.latents[i][first:last] for i, first, last in parts])
-        keep(
-            view,
+        view.keep(
             latent=latent,
             rope=torch.cat([self.ropes[i][first:last] for i, first, last in parts]),
         )
@@ -108,10 +107,8 @@ class Scene:
         )
 
     def attend(self, view: CacheView) -> Tensor:
-        queries = Queries(
-            plain=self.plain, rotated=self.rotated, requests=self.requests, chosen=self.chosen
-        )
-        return latent_attend(queries, view, self.heads)
+        queries = Queries(plain=self.plain, rotated=self.rotated, chosen=self.chosen)
+        return attend_latent(queries, view, self.heads)
 
     def expected(self) -> Tensor:
         out = torch.zeros(len(self.places), HEADS, VALUE, dtype=torch.float64)
@@ -154,7 +151,7 @@ def test_every_way_is_the_same(
 def test_the_way_that_is_least_work_is_the_same_too(
     monkeypatch: pytest.MonkeyPatch, piece: int, k: int | None
 ) -> None:
-    monkeypatch.setattr(entries, "PIECE_TOKENS", piece)
+    monkeypatch.setattr(module, "PIECE_TOKENS", piece)
     scene = Scene(k=k)
     torch.testing.assert_close(scene.attend(scene.own()), scene.expected(), rtol=1e-9, atol=1e-9)
 
@@ -204,8 +201,8 @@ def counting(field: FieldView, read: list[int]) -> FieldView:
             read.append(found.numel())
             return found
 
-        def take(self, pages: Tensor, rows: Tensor) -> Tensor:
-            found = super().take(pages, rows)
+        def take(self, pages: Tensor, rows: Tensor, ops: Ops) -> Tensor:
+            found = super().take(pages, rows, ops)
             read.append(found.numel())
             return found
 
@@ -216,9 +213,8 @@ def counting(field: FieldView, read: list[int]) -> FieldView:
 def test_sparse_reads_do_not_grow_with_the_context(contexts: tuple[tuple[int, int], ...]) -> None:
     scene, read = Scene(contexts=contexts, k=5), list[int]()
     view = scene.own()
-    scene.attend(
-        replace(view, fields={name: counting(field, read) for name, field in view.fields.items()})
-    )
+    fields = {name: counting(field, read) for name, field in view.fields.items()}
+    scene.attend(replace(view, over=StreamView(view.over.stream, fields)))
     assert sum(read) == len(scene.places) * 5 * (RANK + ROPE)
 
 
@@ -226,12 +222,8 @@ def test_entries_that_are_not_chosen_are_not_even_read() -> None:
     scene = Scene(contexts=((60, 1),), k=5)
     view, expected = scene.own(), scene.expected()
     assert scene.chosen is not None
-    pages, rows = view.batch.locate(torch.zeros(61, dtype=torch.int64), torch.arange(61))
+    pages, rows = view.reads.locate(torch.zeros(61, dtype=torch.int64), torch.arange(61))
     lost = torch.ones(61, dtype=torch.bool).index_fill_(0, scene.chosen[0], False)
     for field in view.fields.values():
-        field.write(
-            pages[lost],
-            rows[lost],
-            torch.full((int(lost.sum()), 1, field.data.shape[-1]), float("nan")),
-        )
+        field.data[pages[lost], :, rows[lost]] = float("nan")
     torch.testing.assert_close(scene.attend(view), expected, rtol=1e-9, atol=1e-9)

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from octavo.ops import conv, delta, linear, recurrent_reference, ssm
+from octavo.ops.oracles import recurrent
 from octavo.ops.ragged import Ragged
+from octavo.ops.torch import conv, delta, linear, ssm
 
 # Outputs, and the emitted states, one tensor per state.
 Result = tuple[Tensor, list[Tensor]]
@@ -61,7 +62,7 @@ class Case:
                     {"weight": self.normal(6, 4), "bias": self.normal(6)},
                     (self.normal(r, 6, 3),),
                 )
-            case "selective_scan":
+            case "selective":
                 moving = {
                     "u": self.normal(t, 6),
                     "dt": -self.decay(t, 6),
@@ -73,7 +74,7 @@ class Case:
                     {"a": -torch.rand((6, 5), generator=self.draw, dtype=torch.float64)},
                     (self.normal(r, 6, 5),),
                 )
-            case "ssd_scan":
+            case "state_space_duality":
                 moving = {
                     "x": self.normal(t, 4, 3),
                     "dt": -self.decay(t, 4),
@@ -132,8 +133,8 @@ class Case:
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "causal_conv": conv.causal_conv,
-    "selective_scan": ssm.selective_scan,
-    "ssd_scan": ssm.ssd_scan,
+    "selective": ssm.selective,
+    "state_space_duality": ssm.state_space_duality,
     "gated_delta": delta.gated_delta,
     "channel_delta": delta.gated_delta,
     "decayed_attention": linear.decayed_attention,
@@ -160,7 +161,7 @@ def fast(name: str, inputs: dict[str, Tensor], states: Sequence[Tensor], ragged:
 
 
 def naive(name: str, inputs: dict[str, Tensor], states: Sequence[Tensor], ragged: Ragged) -> Result:
-    return call(getattr(recurrent_reference, FUNCTIONS[name].__name__), inputs, states, ragged)
+    return call(getattr(recurrent, FUNCTIONS[name].__name__), inputs, states, ragged)
 
 
 def layout(lengths: Sequence[int], rng: random.Random) -> Ragged:
@@ -238,7 +239,9 @@ def test_given_tensors_stay_as_they_are(name: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, (*moving.values(), *states), strict=True))
 
 
-@pytest.mark.parametrize("name", ["selective_scan", "ssd_scan", "gated_delta", "channel_delta"])
+@pytest.mark.parametrize(
+    "name", ["selective", "state_space_duality", "gated_delta", "channel_delta"]
+)
 def test_decay_beyond_any_float_forgets(name: str) -> None:
     """A log decay of -inf for one token, and -20 for all the others of a chunk: zeros, and no
     NaN.

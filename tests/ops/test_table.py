@@ -73,7 +73,9 @@ def test_every_implementation_equals_the_oracle(op: Any, name: str, dtype: torch
                 close = TOLERANCE[dtype]
                 torch.testing.assert_close(fast.double(), slow.double(), atol=close, rtol=close)
             for fast, slow in zip(left, right, strict=True):
-                assert torch.equal(fast.nan_to_num(7.0), slow.nan_to_num(7.0))
+                # Caches keep float32 at most.
+                close = max(TOLERANCE[dtype], TOLERANCE[torch.float32])
+                torch.testing.assert_close(fast, slow, atol=close, rtol=close, equal_nan=True)
 
 
 def test_every_op_has_cases_and_an_oracle() -> None:

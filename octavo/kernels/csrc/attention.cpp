@@ -1,6 +1,6 @@
 // Paged attention of a step: which queries are attended together, by whom, and in how many parts.
 //
-// reference: octavo/kernels/reference.py, paged_attention.
+// reference: octavo/ops/oracles/attention.py.
 
 #include "attention_decode.h"
 #include "attention_tile.h"
@@ -49,7 +49,7 @@ static void plan(Work* work) {
         int64_t from = reads.query_start[i], to = reads.query_start[i + 1];
         if (tiled(call, to - from)) continue;
         for (int64_t token = from; token < to; token++) {
-            int64_t total = span_of(reads, i, token, 1).total(), length = part_length(total);
+            int64_t total = span_of(reads, token, 1).total(), length = part_length(total);
             int64_t parts = (total + length - 1) / length;
             for (int64_t head = 0; head < call.kv_heads; head++) {
                 for (int64_t n = 0; n < parts; n++) {

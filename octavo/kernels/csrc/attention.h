@@ -1,5 +1,5 @@
 // One call of paged attention, and where each of its keys lies. Which keys a query sees is given by numbers: everything from
-// `first` of its token to itself, and positions below `prefix`.
+// `first` of the query to its own position, and positions below `prefix`.
 #pragma once
 
 #include "simd.h"
@@ -14,20 +14,22 @@ struct Field {
     int64_t page, head, entry;
 };
 
-// The step's own keys or values, [tokens, heads, dim].
+// The step's own keys or values, [entries, heads, dim].
 struct Fresh {
     const void* data;
     int64_t token, head;
 };
 
-// What one step reads of one group: R requests, T tokens.
+// What one step reads of one group: R requests with E entries, at consecutive positions, and Q queries, at some of these.
 struct Reads {
     const int32_t* table;        // [rows, table_row] page of every column
     const int64_t* rows;         // [R] the requests' rows of the table
-    const int64_t* query_start;  // [R + 1] their tokens within the step
-    const int64_t* start;        // [R] position of the first of these
+    const int64_t* entry_start;  // [R + 1] their entries among all
+    const int64_t* query_start;  // [R + 1] their queries among all
+    const int64_t* start;        // [R] position of the first entry
     const uint8_t* fresh;        // [R] whether the step's own entries are not in pages yet
-    const int64_t* first;        // [T] first position seen behind the prefix
+    const int64_t* position;     // [Q] of every query, ascending within a request
+    const int64_t* first;        // [Q] first position seen behind the prefix
     int64_t requests, table_row;
     int64_t fixed, turning;      // column of block b: b below fixed, fixed + (b - fixed) % turning behind; fixed -1: b
     int64_t block_tokens;
@@ -35,9 +37,9 @@ struct Reads {
 };
 
 struct Attention {
-    const void* q;       // [T, heads, dim]
+    const void* q;       // [Q, heads, dim]
     const float* sinks;  // [heads] or null
-    void* out;           // [T, heads, value_dim], contiguous
+    void* out;           // [Q, heads, value_dim], contiguous
     const Reads* reads;
     Field k, v;
     Fresh fresh_k, fresh_v;
@@ -62,9 +64,9 @@ static inline int64_t first_of(const Reads& reads, int64_t token) {
     return reads.prefix < 0 ? 0 : max64(reads.first[token], 0);
 }
 
-// What queries [token, token + count) of a request see together.
-static inline Span span_of(const Reads& reads, int64_t request, int64_t token, int64_t count) {
-    int64_t end = reads.start[request] + token - reads.query_start[request] + count;
+// What queries [token, token + count), all of one request, see together.
+static inline Span span_of(const Reads& reads, int64_t token, int64_t count) {
+    int64_t end = reads.position[token + count - 1] + 1;
     int64_t low = first_of(reads, token), prefix = max64(reads.prefix, 0);
     if (low <= prefix && prefix > 0) return {{0, 0}, {end, 0}};
     if (prefix == 0) return {{low, 0}, {end - low, 0}};
@@ -81,7 +83,7 @@ static void find_run(const Attention& call, const Job& job, int64_t position, in
         const S *key, *value;
         int64_t n, key_step, value_step;
         if (position >= fresh) {
-            int64_t token = reads.query_start[job.request] + position - fresh;
+            int64_t token = reads.entry_start[job.request] + position - fresh;
             key = (const S*)call.fresh_k.data + token * call.fresh_k.token + job.head * call.fresh_k.head;
             value = (const S*)call.fresh_v.data + token * call.fresh_v.token + job.head * call.fresh_v.head;
             key_step = call.fresh_k.token, value_step = call.fresh_v.token, n = count;

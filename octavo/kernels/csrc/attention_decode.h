@@ -264,7 +264,7 @@ static void decode(const Attention& call, const Job& job, float* parts, bool wid
     state.q = q, state.row = size / P::elements;
     pack_query<T>(call, job, shared, size, q);
     begin(call, job, state);
-    Span span = span_of(*call.reads, job.request, job.token, 1);
+    Span span = span_of(*call.reads, job.token, 1);
     const S *found[2][2][KEYS];  // keys and values, of this batch and of the next
     const float* widened[2][KEYS];
     find<S>(call, job, span, job.low, min64(KEYS, job.high - job.low), found[0][0], found[0][1], nullptr);

@@ -118,7 +118,7 @@ static Tile<P> make_tile(const Attention& call, const Job& job) {
         // Lanes past the last query repeat it.
         int64_t row = min64(lane, tile.queries - 1), token = job.token + row / tile.shared;
         int64_t head = job.head * tile.shared + row % tile.shared;
-        tile.position[lane] = (int32_t)(reads.start[job.request] + token - reads.query_start[job.request]);
+        tile.position[lane] = (int32_t)reads.position[token];
         tile.first[lane] = (int32_t)first_of(reads, token);
         tile.most[lane] = call.sinks ? call.sinks[head] : LOWEST;
         tile.total[lane] = call.sinks ? 1 : 0;
@@ -219,7 +219,7 @@ static void attend_keys(const Attention& call, const Tile<P>& tile, const Keys<P
 template <class P, class S>
 static void attend_tile(const Attention& call, const Job& job) {
     Tile<P> tile = make_tile<P>(call, job);
-    Span span = span_of(*call.reads, job.request, job.token, job.count);
+    Span span = span_of(*call.reads, job.token, job.count);
     Keys<P> keys;
     const S *k[TILE_KEYS], *v[TILE_KEYS];
     for (int64_t low = 0; low < span.total(); low += TILE_KEYS) {

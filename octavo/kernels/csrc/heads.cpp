@@ -1,6 +1,6 @@
 // Products of a few rows with a matrix per head, at the speed at which memory gives the matrices.
 //
-// reference: octavo/kernels/sparse_reference.py, by_head.
+// reference: octavo/ops/oracles/products.py, project_heads.
 
 #include "simd.h"
 

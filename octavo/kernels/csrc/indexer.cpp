@@ -2,7 +2,7 @@
 //
 // score[n] = sum over heads of weight[head] * relu(q[head] . key[n]); products live in registers only.
 // The choice finds the k-th highest score by its bits, 11 at a time, and then takes entries by number: linear time.
-// reference: octavo/kernels/sparse_reference.py.
+// reference: octavo/ops/oracles/attention.py.
 
 #include "entries.h"
 

@@ -3,7 +3,7 @@
 //
 // The first `value_dim` elements of an entry are its value. Entries are decoded once for all heads, so what is read does not
 // grow with heads, and chosen entries are all that is read.
-// reference: octavo/kernels/sparse_reference.py, attention.
+// reference: octavo/ops/oracles/attention.py.
 
 #include "entries.h"
 

@@ -2,7 +2,7 @@
 // many, some of it stays in L2 while all of x goes by. And the same for gated MLPs, with both halves and the activation in one
 // pass. A row's result does not depend on how many rows there are.
 //
-// reference: octavo/kernels/reference.py, linear and gated.
+// reference: octavo/ops/oracles/products.py, project and gated.
 
 #include "simd.h"
 

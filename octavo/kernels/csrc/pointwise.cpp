@@ -1,7 +1,7 @@
 // What a step does to single rows and stores: norms, rotation, writing entries to pages, finding the largest logit. Little
 // arithmetic; what is saved is the time of many small operations.
 //
-// reference: octavo/nn/norm.py and octavo/nn/rope.py; for stores and the largest element, plain indexing in their tests.
+// reference: octavo/ops/oracles/pointwise.py.
 
 #include "simd.h"
 

@@ -1,7 +1,7 @@
 // Single steps of recurrent states, one pass over each state: it is read once and written once.
 //
 // A state is a matrix per head. Requests' states lie anywhere, so a step may go from page to page, or stay where it is.
-// reference: octavo/kernels/sparse_reference.py, decayed_step and delta_step.
+// reference: octavo/ops/oracles/recurrent.py.
 
 #include "simd.h"
 

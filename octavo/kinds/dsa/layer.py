@@ -15,9 +15,6 @@ from octavo.nn.latent import LatentAttention, turn
 from octavo.nn.linear import Linear
 from octavo.nn.module import Module
 from octavo.nn.step import Caches, Step
-from octavo.ops.codec import match_queries
-from octavo.ops.entries import keep
-from octavo.ops.indexer import pick
 from octavo.ops.paged import CacheView
 
 CHOICE = "tokens chosen by the nearest indexer"
@@ -73,20 +70,14 @@ class Indexer(Module):
         return q, wide * float(kind.index_heads * kind.index_dim) ** -0.5
 
     def forward(self, hidden: Tensor, source: Tensor, step: Step, view: CacheView) -> Tensor | None:
-        """The tokens that each of the step's attends to, int64 [T, index_topk]; None where all that
-        are seen are chosen.
+        """The tokens that each of the step's attends to, int64 [T, k]; None where all that are seen
+        are chosen.
         """
-        keep(view, key=self.key(hidden, step))
-        cuts, starts = step.cuts, step.starts
-        if (
-            max(start + cuts[i + 1] - cuts[i] for i, start in enumerate(starts))
-            <= self.kind.index_topk
-        ):
+        view.keep(key=self.key(hidden, step))
+        if step.parts.stop.max() <= self.kind.index_topk:
             return None
         q, weights = self.queries(hidden, source, step)
-        return pick(
-            match_queries(q, view.fields), weights, view, step.positions, self.kind.index_topk
-        )
+        return self.ops.score_and_choose(q, weights, view, self.kind.index_topk)
 
 
 class SparseLatentLayer(LatentAttention):

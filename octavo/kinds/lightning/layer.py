@@ -9,11 +9,10 @@ from octavo.kinds.lightning.spec import Lightning
 from octavo.nn.linear import Linear
 from octavo.nn.module import Module
 from octavo.nn.norm import Norm
-from octavo.nn.state import carried, emits
 from octavo.nn.step import Caches, Step
 from octavo.ops.activation import ACTIVATIONS
-from octavo.ops.linear import decayed_attention
 from octavo.ops.ragged import work_dtype
+from octavo.ops.states import State
 
 
 class LightningLayer(Module):
@@ -56,10 +55,9 @@ class LightningLayer(Module):
     def forward(self, hidden: Tensor, step: Step, caches: Caches) -> Tensor:
         """hidden [T, d] -> [T, d]; stores the states that the cache's batch asks for."""
         view, slopes = caches["state"], self.kind.slopes
-        state = carried(view, step)["recurrent"]
         decay = step.shared(
             slopes, lambda: -torch.tensor(slopes, dtype=work_dtype(hidden), device=hidden.device)
         )
-        mixed, recurrent = decayed_attention(*self.heads(hidden), decay, state, emits(view, step))
-        view.store(recurrent=recurrent)
+        state = State(view=view, name="recurrent")
+        mixed = self.ops.decayed_scan(*self.heads(hidden), decay, state)
         return self.output(mixed, hidden)

@@ -8,9 +8,8 @@ from torch import Tensor
 from octavo.kinds.linear_attention.spec import LinearAttention
 from octavo.nn.linear import Linear
 from octavo.nn.module import Module
-from octavo.nn.state import carried, emits
 from octavo.nn.step import Caches, Step
-from octavo.ops.linear import feature_attention
+from octavo.ops.states import states
 
 
 class LinearAttentionLayer(Module):
@@ -42,11 +41,6 @@ class LinearAttentionLayer(Module):
 
     def forward(self, hidden: Tensor, step: Step, caches: Caches) -> Tensor:
         """hidden [T, d] -> [T, d]; stores the states that the cache's batch asks for."""
-        view = caches["state"]
-        state = carried(view, step)
-        sums = state["recurrent"], state["normaliser"]
-        mixed, (recurrent, normaliser) = feature_attention(
-            *self.heads(hidden), sums, emits(view, step)
-        )
-        view.store(recurrent=recurrent, normaliser=normaliser)
+        sums, keys = states(caches["state"], "recurrent", "normaliser")
+        mixed = self.ops.feature_scan(*self.heads(hidden), sums, keys)
         return self.o_proj(mixed.flatten(1).to(hidden.dtype))

@@ -1,7 +1,7 @@
 """The torch layer of Mamba, with the checkpoint's module names.
 
-Owns projections, norms, skip and gate. The recurrence is ``ops.ssm``'s; where states come from and
-go is ``nn.state``'s.
+Owns projections, norms, skip and gate. The recurrence, and where states come from and go, is an
+op's.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from octavo.kinds.mamba.spec import Mamba
+from octavo.nn.conv import CausalConv
 from octavo.nn.linear import Linear
 from octavo.nn.module import Module
 from octavo.nn.norm import Norm
-from octavo.nn.state import carried, emits
 from octavo.nn.step import Caches, Step
-from octavo.ops.conv import causal_conv
-from octavo.ops.ssm import selective_scan
+from octavo.ops.states import State
 
 
 class MambaLayer(Module):
@@ -39,8 +38,8 @@ class MambaLayer(Module):
             )
 
         self.in_proj = linear(kind.hidden_size, 2 * inner, kind.bias)
-        self.conv1d = nn.Conv1d(
-            inner, inner, kind.kernel, groups=inner, bias=kind.conv_bias, dtype=dtype, device=device
+        self.conv1d = CausalConv(
+            inner, kind.kernel, bias=kind.conv_bias, dtype=dtype, device=device
         )
         self.x_proj = linear(inner, kind.rank + 2 * state, False)
         self.dt_proj = linear(kind.rank, inner, True)
@@ -54,12 +53,10 @@ class MambaLayer(Module):
     def forward(self, hidden: Tensor, step: Step, caches: Caches) -> Tensor:
         """hidden [T, d] -> [T, d]; stores the states that the cache's batch wants."""
         view = caches["state"]
-        before, wanted = carried(view, step), emits(view, step)
         u, gate = self.in_proj(hidden).chunk(2, dim=-1)
-        u, conv = causal_conv(u, before["conv"], self.conv1d.weight[:, 0], self.conv1d.bias, wanted)
-        u = F.silu(u)
-        y, states = selective_scan(u, *self.selected(u), before["recurrent"], wanted)
-        view.store(conv=conv, recurrent=states)
+        u = F.silu(self.conv1d(u, view, "conv"))
+        state = State(view=view, name="recurrent")
+        y = self.ops.selective_scan(u, *self.selected(u), state)
         return self.finished(y, u, gate)
 
     def selected(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

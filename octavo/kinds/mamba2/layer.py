@@ -1,7 +1,7 @@
 """The torch layer of Mamba-2, with the checkpoint's module names.
 
-Owns projections, skip, gate and norm. The recurrence is ``ops.ssm``'s; where states come from and
-go is ``nn.state``'s.
+Owns projections, skip, gate and norm. The recurrence, and where states come from and go, is an
+op's.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from octavo.kinds.mamba2.spec import Mamba2
+from octavo.nn.conv import CausalConv
 from octavo.nn.linear import Linear
 from octavo.nn.module import Module
-from octavo.nn.state import carried, emits, in_pages
 from octavo.nn.step import Caches, Step
-from octavo.ops.conv import causal_conv
-from octavo.ops.ssm import ssd_in_pages, ssd_scan
+from octavo.ops.states import State
 
 FIELDS = ("conv_x", "conv_b", "conv_c")
 """Fields of the stream that one convolution runs over, by order of their channels."""
@@ -66,9 +65,7 @@ class Mamba2Layer(Module):
             )
 
         self.in_proj = linear(kind.hidden_size, inner + conv + kind.num_heads, kind.bias)
-        self.conv1d = nn.Conv1d(
-            conv, conv, kind.kernel, groups=conv, bias=kind.conv_bias, dtype=dtype, device=device
-        )
+        self.conv1d = CausalConv(conv, kind.kernel, bias=kind.conv_bias, dtype=dtype, device=device)
         self.out_proj = linear(inner, kind.hidden_size, kind.out_bias)
         self.A_log, self.D, self.dt_bias = wide(), wide(), wide()
         self.norm = GatedNorm(kind, dtype, device) if kind.norm else None
@@ -76,20 +73,10 @@ class Mamba2Layer(Module):
     def forward(self, hidden: Tensor, step: Step, caches: Caches) -> Tensor:
         """hidden [T, d] -> [T, d]; stores the states that the cache's batch wants."""
         view = caches["state"]
-        wanted, places = emits(view, step), in_pages(view, step, hidden.dtype, "recurrent")
-        before = carried(view, step, without=("recurrent",) if places else ())
         gate, inputs, dt = self.projected(hidden)
-        past = torch.cat([before[name].flatten(1, -2) for name in FIELDS], dim=1)
-        inputs, conv = causal_conv(inputs, past, self.conv1d.weight[:, 0], self.conv1d.bias, wanted)
-        x, b, c = self.parted(F.silu(inputs))
-        sizes = [before[name].shape[1:-1].numel() for name in FIELDS]
-        parts = dict(zip(FIELDS, conv.split(sizes, dim=1), strict=True))
-        if places:
-            y = ssd_in_pages(x, dt, -self.A_log.exp(), b, c, places)
-            view.store(written=("recurrent",), **parts)
-        else:
-            y, states = ssd_scan(x, dt, -self.A_log.exp(), b, c, before["recurrent"], wanted)
-            view.store(recurrent=states, **parts)
+        x, b, c = self.parted(F.silu(self.conv1d(inputs, view, *FIELDS)))
+        state = State(view=view, name="recurrent")
+        y = self.ops.ssd_scan(x, dt, -self.A_log.exp(), b, c, state)
         return self.finished(y, x, gate)
 
     def projected(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -12,11 +12,10 @@ from octavo.kinds.rg_lru.spec import RealGatedRecurrent
 from octavo.nn.conv import CausalConv
 from octavo.nn.linear import Linear
 from octavo.nn.module import Module
-from octavo.nn.state import carried, emits
 from octavo.nn.step import Caches, Step
 from octavo.ops.activation import ACTIVATIONS
-from octavo.ops.linear import linear_recurrence
 from octavo.ops.ragged import work_dtype
+from octavo.ops.states import State
 
 SHARPNESS = 8.0
 """The constant c of De et al. 2024, equation 4."""
@@ -93,9 +92,7 @@ class RealGatedRecurrentLayer(Module):
     def forward(self, hidden: Tensor, step: Step, caches: Caches) -> Tensor:
         """hidden [T, d] -> [T, d]; stores the states that the cache's batch asks for."""
         view = caches["state"]
-        state, ragged = carried(view, step), emits(view, step)
-        u, conv = self.conv_1d(self.linear_x(hidden), state["conv"], ragged)
+        u = self.conv_1d(self.linear_x(hidden), view, "conv")
         decay, push = self.rg_lru(u, step.positions[:, None] == 0)
-        mixed, recurrent = linear_recurrence(decay, push, state["recurrent"], ragged)
-        view.store(conv=conv, recurrent=recurrent)
+        mixed = self.ops.linear_scan(decay, push, State(view=view, name="recurrent"))
         return self.linear_out(mixed.to(hidden.dtype) * self.activation(self.linear_y(hidden)))

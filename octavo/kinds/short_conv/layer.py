@@ -9,7 +9,6 @@ from octavo.kinds.short_conv.spec import ShortConv
 from octavo.nn.conv import CausalConv
 from octavo.nn.linear import Linear
 from octavo.nn.module import Module
-from octavo.nn.state import carried, emits
 from octavo.nn.step import Caches, Step
 
 
@@ -28,8 +27,5 @@ class ShortConvLayer(Module):
 
     def forward(self, hidden: Tensor, step: Step, caches: Caches) -> Tensor:
         """hidden [T, d] -> [T, d]; stores the inputs that the cache's batch asks for."""
-        view = caches["state"]
         before, after, u = self.in_proj(hidden).chunk(3, dim=-1)
-        mixed, kept = self.conv(before * u, carried(view, step)["conv"], emits(view, step))
-        view.store(conv=kept)
-        return self.out_proj(after * mixed)
+        return self.out_proj(after * self.conv(before * u, caches["state"], "conv"))

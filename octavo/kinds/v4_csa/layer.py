@@ -10,7 +10,7 @@ from torch import Tensor
 from octavo.kinds.v4_csa.spec import V4CompressedSparse
 from octavo.nn.compressed import CompressedAttention, Compressor, Indexer
 from octavo.nn.step import Caches, Step
-from octavo.ops.compressed import Entries
+from octavo.ops.paged import CacheView
 
 
 class IndexedCompressor(Compressor):
@@ -44,12 +44,11 @@ class V4CompressedSparseLayer(CompressedAttention):
         angles: tuple[Tensor, Tensor],
         step: Step,
         caches: Caches,
-    ) -> Entries:
+    ) -> tuple[CacheView | None, Tensor | None]:
         """The chosen entries. Streams ``compressed``, ``compressor``, and ``index``,
         ``index_compressor`` of the indexer.
         """
         indexer = self.compressor.indexer
         self.compressor(hidden, step, caches["compressor"], caches["compressed"])
         indexer(hidden, step, caches["index_compressor"], caches["index"])
-        chosen = indexer.chosen(hidden, latent, angles, step, caches["index"])
-        return Entries(view=caches["compressed"], stride=self.compressor.ratio, chosen=chosen)
+        return caches["compressed"], indexer.chosen(hidden, latent, angles, caches["index"])

@@ -10,7 +10,7 @@ from torch import Tensor
 from octavo.kinds.v4_hca.spec import V4HeavilyCompressed
 from octavo.nn.compressed import CompressedAttention, Compressor
 from octavo.nn.step import Caches, Step
-from octavo.ops.compressed import Entries
+from octavo.ops.paged import CacheView
 
 
 class V4HeavilyCompressedLayer(CompressedAttention):
@@ -31,7 +31,7 @@ class V4HeavilyCompressedLayer(CompressedAttention):
         angles: tuple[Tensor, Tensor],
         step: Step,
         caches: Caches,
-    ) -> Entries:
+    ) -> tuple[CacheView | None, Tensor | None]:
         """All entries, the step's own included. Streams ``compressed`` and ``compressor``."""
         self.compressor(hidden, step, caches["compressor"], caches["compressed"])
-        return Entries(view=caches["compressed"], stride=self.compressor.ratio)
+        return caches["compressed"], None

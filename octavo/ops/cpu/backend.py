@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Final
 
 from octavo.kernels.library import TYPES, available
-from octavo.ops.cpu import pointwise, products
+from octavo.ops.cpu import attention, latent, pointwise, products, states
 from octavo.ops.table import Backend, Place
 
 
@@ -29,6 +29,14 @@ BACKEND: Final = Backend(
             "project_together": products.project_together,
             "gated": products.gated,
             "project_heads": products.project_heads,
+            "attend": attention.attend,
+            "attend_latent": latent.attend_latent,
+            "attend_sparse": latent.attend_sparse,
+            "score_and_choose": latent.score_and_choose,
+            "ssd_scan": states.ssd_scan,
+            "delta_scan": states.delta_scan,
+            "decayed_scan": states.decayed_scan,
+            "feature_scan": states.feature_scan,
         }
     ),
 )

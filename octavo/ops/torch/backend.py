@@ -10,7 +10,18 @@ from typing import Final
 import torch
 
 from octavo.ops.table import Backend, Place, bind_ops
-from octavo.ops.torch import pointwise, products
+from octavo.ops.torch import (
+    attention,
+    choice,
+    conv,
+    delta,
+    latent,
+    linear,
+    pointwise,
+    products,
+    sparse,
+    ssm,
+)
 
 BACKEND: Final = Backend(
     name="torch",
@@ -28,6 +39,17 @@ BACKEND: Final = Backend(
             "gated": products.gated,
             "project_heads": products.project_heads,
             "experts": products.experts,
+            "attend": attention.attend,
+            "attend_latent": latent.attend_latent,
+            "attend_sparse": sparse.attend_sparse,
+            "score_and_choose": choice.score_and_choose,
+            "conv": conv.conv,
+            "selective_scan": ssm.selective_scan,
+            "ssd_scan": ssm.ssd_scan,
+            "delta_scan": delta.delta_scan,
+            "decayed_scan": linear.decayed_scan,
+            "feature_scan": linear.feature_scan,
+            "linear_scan": linear.linear_scan,
         }
     ),
 )

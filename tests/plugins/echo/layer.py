@@ -11,8 +11,7 @@ from torch import Tensor
 
 from octavo.nn.attention import Attention
 from octavo.nn.step import Caches, Step
-from octavo.ops.attention import Rule, weights_of
-from octavo.ops.paged import CacheView, RequestRead
+from octavo.ops.paged import CacheView
 from octavo.spec.law import SinkWindow
 from tests.plugins.echo.spec import Echo
 
@@ -21,48 +20,31 @@ class EchoLayer(Attention):
     """Causal attention over the first ``kind.sinks`` tokens and the last ``kind.window``."""
 
     def __init__(self, kind: Echo, dtype: torch.dtype, device: torch.device | str) -> None:
-        super().__init__(
-            kind.attention, law=SinkWindow(kind.sinks, kind.window), dtype=dtype, device=device
-        )
+        law = SinkWindow(kind.sinks, kind.window)
+        super().__init__(kind.attention, law=law, dtype=dtype, device=device)
         self.kind = kind
-        self.rule = Rule(law=self.law, scale=kind.attention.scale, softcap=kind.attention.softcap)
 
     def forward(self, hidden: Tensor, step: Step, caches: Caches) -> Tensor:
-        """hidden [T, d] -> [T, d]; stores the step's keys and values as the cache's batch says."""
+        """hidden [T, d] -> [T, d]; stores the step's keys and values as the plan says."""
         q, (k, v) = self.queries(hidden, step), self.keys_values(hidden, step)
-        view = caches["kv"]
-        batch = view.batch
-        assert not batch.decodes, "a law that keeps a prefix is attended request by request"
-        k, v = view.begin(k=k, v=v).values()
-        out = torch.empty_like(q)
-        for request in batch.requests:
-            own = slice(*request.query)
-            out[own] = self._attend(q[own], k[own], v[own], view, request)
+        view, out = caches["kv"], torch.empty_like(q)
+        view.begin(k=k, v=v)
+        for request in range(step.parts.num_requests):
+            own = step.parts.queries_of(request)
+            out[own] = self._mix(q[own], step.parts.queries[own], view, request)
         view.end()
         return self.o_proj(out.flatten(1))
 
-    def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, view: CacheView, request: RequestRead
-    ) -> Tensor:
-        """One request. q: [n, Hq, D]; k, v: [n, Hkv, D], its own, which are not in pages yet where
-        ``fresh`` -> [n, Hq, D].
-        """
-        stop = request.start + q.shape[0]
-        seen = (*request.intervals, (request.start, stop)) if request.fresh else request.intervals
-        places = torch.cat([torch.arange(*interval, device=q.device) for interval in seen])
-        queries = torch.arange(request.start, stop, device=q.device)[:, None]
-        near = (places > queries - self.kind.window) & (places <= queries)
-        hidden = ~(near | ((places < self.kind.sinks) & (places <= queries)))
-        out = torch.empty_like(q)
-        shared = q.shape[1] // k.shape[1]
-        for head in range(k.shape[1]):
-            mine = slice(head * shared, (head + 1) * shared)
-            key, value = (
-                request.gather_head(view.fields["k"], head),
-                request.gather_head(view.fields["v"], head),
-            )
-            if request.fresh:
-                key, value = torch.cat((key, k[:, head])), torch.cat((value, v[:, head]))
-            weights = weights_of(q[:, mine].to(key.dtype) @ key.T, hidden[:, None], self.rule, mine)
-            out[:, mine] = (weights.to(value.dtype) @ value).to(q.dtype)
-        return out
+    def _mix(self, q: Tensor, positions: Tensor, view: CacheView, request: int) -> Tensor:
+        """One request's queries [n, Hq, D] at ``positions`` [n] -> [n, Hq, D]."""
+        places, entry = view.seen(request, q.dtype)
+        ahead = places > positions[:, None]
+        near, opening = places > positions[:, None] - self.kind.window, places < self.kind.sinks
+        hidden = ahead | ~(near | opening)
+        shared = q.shape[1] // entry["k"].shape[1]
+        k, v = (entry[part].repeat_interleave(shared, dim=1) for part in ("k", "v"))
+        scores = torch.einsum("nhd,lhd->hnl", q, k) * self.params.scale
+        if self.params.softcap is not None:
+            scores = torch.tanh(scores / self.params.softcap) * self.params.softcap
+        weights = torch.softmax(scores.masked_fill(hidden, float("-inf")), dim=-1)
+        return torch.einsum("hnl,lhd->nhd", weights, v)

@@ -1,18 +1,19 @@
-"""Naive recurrences, token by token in float64: what the chunked forms of ``ops`` are tested
-against.
+"""Recurrences, slowly: token by token in float64.
 
-Owns nothing the engine runs and shares no code with the fast path but the description of a step.
-Arguments and results are those of the function of the same name.
+What is named like an op takes what the op takes, and stores what the op stores. The others have
+their states as tensors, and share no code with what they are compared with but the description of a
+step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from octavo.ops.ragged import Ragged
+from octavo.ops.states import State
 
 Update = Callable[[int, Tensor], tuple[Tensor, Tensor]]
 
@@ -33,7 +34,7 @@ def _walk(update: Update, state: Tensor, ragged: Ragged) -> tuple[Tensor, Tensor
 def causal_conv(
     x: Tensor, past: Tensor, weight: Tensor, bias: Tensor | None, ragged: Ragged
 ) -> tuple[Tensor, Tensor]:
-    """See ``ops.conv``."""
+    """``ConvOp`` over the joined past of all channels, [R, C, K - 1]."""
 
     def update(token: int, state: Tensor) -> tuple[Tensor, Tensor]:
         line = torch.cat([state, x[token].double()[:, None]], dim=1)
@@ -43,10 +44,10 @@ def causal_conv(
     return _walk(update, past, ragged)
 
 
-def selective_scan(
+def selective(
     u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor, ragged: Ragged
 ) -> tuple[Tensor, Tensor]:
-    """See ``ops.ssm``."""
+    """``SelectiveScanOp``."""
     u, dt, a, b, c = (t.double() for t in (u, dt, a, b, c))
 
     def update(token: int, h: Tensor) -> tuple[Tensor, Tensor]:
@@ -58,10 +59,10 @@ def selective_scan(
     return _walk(update, state, ragged)
 
 
-def ssd_scan(
+def state_space_duality(
     x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor, ragged: Ragged
 ) -> tuple[Tensor, Tensor]:
-    """See ``ops.ssm``."""
+    """``SsdScanOp``."""
     x, dt, a, b, c = (t.double() for t in (x, dt, a, b, c))
     heads, groups = x.shape[1], b.shape[1]
 
@@ -81,7 +82,7 @@ def ssd_scan(
 def gated_delta(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor, ragged: Ragged
 ) -> tuple[Tensor, Tensor]:
-    """See ``ops.delta``."""
+    """``DeltaScanOp``."""
     q, k, v, log_decay, beta = (t.double() for t in (q, k, v, log_decay, beta))
     heads, key_heads = v.shape[1], k.shape[1]
 
@@ -102,7 +103,7 @@ def gated_delta(
 def decayed_attention(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor, ragged: Ragged
 ) -> tuple[Tensor, Tensor]:
-    """See ``ops.linear``."""
+    """``DecayedScanOp``."""
     q, k, v, log_decay = (t.double() for t in (q, k, v, log_decay))
 
     def update(token: int, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -125,7 +126,7 @@ def feature_attention(
     *,
     eps: float = 1e-6,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """See ``ops.linear``."""
+    """``FeatureScanOp``."""
     q, k, v = (t.double() for t in (q, k, v))
     width = v.shape[2]
 
@@ -146,10 +147,105 @@ def feature_attention(
 
 
 def linear_recurrence(a: Tensor, b: Tensor, state: Tensor, ragged: Ragged) -> tuple[Tensor, Tensor]:
-    """See ``ops.linear``."""
+    """``LinearScanOp``."""
 
     def update(token: int, h: Tensor) -> tuple[Tensor, Tensor]:
         h = a[token].double() * h + b[token].double()
         return h, h
 
     return _walk(update, state, ragged)
+
+
+# -- in pages --------------------------------------------------------------------------------------
+
+
+def _before(state: State) -> Tensor:
+    """[R, *entry] in float64: the entry of the token before each request's part, or zeros."""
+    reads, view = state.view.reads, state.field
+    rows = []
+    for i, start in enumerate(reads.parts.start.tolist()):
+        if start == 0:
+            rows.append(torch.zeros_like(view.data[0, :, 0]))
+            continue
+        block, row = divmod(start - 1, reads.block_tokens)
+        if reads.fixed is not None and block >= reads.fixed:
+            block = reads.fixed + (block - reads.fixed) % reads.turning
+        rows.append(view.data[int(reads.table[reads.rows[i], block]), :, row])
+    whole = torch.stack(rows).double()
+    return whole if view.headed else whole[:, 0]
+
+
+def _wanted(state: State) -> Ragged:
+    """Behind which tokens of each request its state is stored."""
+    reads = state.view.reads
+    cuts = reads.parts.entry_start_loc.tolist()
+    emits = [
+        [entry - low + 1 for entry in range(low, high) if reads.pages[entry] >= 0]
+        for low, high in zip(cuts[:-1], cuts[1:], strict=True)
+    ]
+    return Ragged(starts=cuts, emits=emits)
+
+
+def _store(state: State, after: Tensor) -> None:
+    reads, data = state.view.reads, state.field.data
+    stored = [entry for entry in range(len(reads.pages)) if reads.pages[entry] >= 0]
+    for row, entry in enumerate(stored):
+        page, place = int(reads.pages[entry]), int(reads.page_rows[entry])
+        data[page, :, place] = after[row].to(data.dtype).view_as(data[page, :, place])
+
+
+def conv(x: Tensor, weight: Tensor, bias: Tensor | None, past: Sequence[State]) -> Tensor:
+    """``ConvOp``."""
+    before = [_before(state).flatten(1, -2) for state in past]
+    y, kept = causal_conv(x, torch.cat(before, dim=1), weight, bias, _wanted(past[0]))
+    low = 0
+    for state, part in zip(past, before, strict=True):
+        _store(state, kept[:, low : low + part.shape[1]])
+        low += part.shape[1]
+    return y
+
+
+def selective_scan(u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: State) -> Tensor:
+    """``SelectiveScanOp``."""
+    y, after = selective(u, dt, a, b, c, _before(state), _wanted(state))
+    _store(state, after)
+    return y
+
+
+def ssd_scan(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: State) -> Tensor:
+    """``SsdScanOp``."""
+    y, after = state_space_duality(x, dt, a, b, c, _before(state), _wanted(state))
+    _store(state, after)
+    return y
+
+
+def delta_scan(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: State
+) -> Tensor:
+    """``DeltaScanOp``."""
+    out, after = gated_delta(q, k, v, log_decay, beta, _before(state), _wanted(state))
+    _store(state, after)
+    return out
+
+
+def decayed_scan(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: State) -> Tensor:
+    """``DecayedScanOp``, whose decay is the same for all tokens."""
+    out, after = decayed_attention(q, k, v, log_decay, _before(state), _wanted(state))
+    _store(state, after)
+    return out
+
+
+def feature_scan(q: Tensor, k: Tensor, v: Tensor, sums: State, keys: State) -> Tensor:
+    """``FeatureScanOp``."""
+    before = _before(sums), _before(keys)
+    out, (after, normaliser) = feature_attention(q, k, v, before, _wanted(sums))
+    _store(sums, after)
+    _store(keys, normaliser)
+    return out
+
+
+def linear_scan(a: Tensor, b: Tensor, state: State) -> Tensor:
+    """``LinearScanOp``."""
+    out, after = linear_recurrence(a, b, _before(state), _wanted(state))
+    _store(state, after)
+    return out

@@ -1,7 +1,7 @@
-"""What the kernels over entries and states compute, written slowly: the oracle of
-``tests/kernels``.
+"""What single calls of the kernels over entries and states compute, written slowly: for tests of
+kernels by themselves. ``octavo/ops/oracles`` is about whole ops.
 
-Owns nothing the engine runs. Everything is float64 and one number at a time where that is bearable.
+Everything is float64 and one number at a time where that is bearable.
 """
 
 from __future__ import annotations

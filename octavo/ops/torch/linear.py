@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from octavo.kernels import recurrent
-from octavo.ops.ragged import LOG_ZERO, Inputs, Kernel, Ragged, scan, work_dtype
+from octavo.ops.ragged import LOG_ZERO, Inputs, Kernel, Ragged, Step, scan, work_dtype
+from octavo.ops.states import State
 
 CHUNK = 64
 _RECURRENCE_WIDTH = 16
@@ -68,19 +68,48 @@ def decayed_step(inputs: Inputs, state: Tensor) -> tuple[Tensor, Tensor]:
     [n, H, P, N].
     """
     q, k, v, log_decay = inputs
-    if recurrent.takes(state):
-        return recurrent.decayed_step(q, k, v, log_decay, state)
     share = v.shape[1] // q.shape[1]
     q, k = q.repeat_interleave(share, dim=1), k.repeat_interleave(share, dim=1)
     after = torch.addcmul(state * log_decay.exp()[..., None, None], v[..., None], k[..., None, :])
     return (after @ q[..., None])[..., 0], after
 
 
-DECAYED = Kernel(chunk=decayed_chunk, step=decayed_step, size=CHUNK)
+def decayed_scan(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: State, step: Step = decayed_step
+) -> Tensor:
+    """``DecayedScanOp``, possibly with another single step."""
+    out, after = decayed_attention(q, k, v, log_decay, state.before(), state.ragged, step=step)
+    state.store(after)
+    return out
+
+
+def feature_scan(
+    q: Tensor, k: Tensor, v: Tensor, sums: State, keys: State, step: Step = decayed_step
+) -> Tensor:
+    """``FeatureScanOp``, possibly with another single step of the sums."""
+    before = sums.before(), keys.before()
+    out, (after, normaliser) = feature_attention(q, k, v, before, sums.ragged, step=step)
+    sums.store(after)
+    keys.store(normaliser)
+    return out
+
+
+def linear_scan(a: Tensor, b: Tensor, state: State) -> Tensor:
+    """``LinearScanOp``."""
+    out, after = linear_recurrence(a, b, state.before(), state.ragged)
+    state.store(after)
+    return out
 
 
 def decayed_attention(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor, ragged: Ragged
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    state: Tensor,
+    ragged: Ragged,
+    *,
+    step: Step = decayed_step,
 ) -> tuple[Tensor, Tensor]:
     """``S = exp(log_decay) S + k v^T; out = S^T q``: linear attention with a decay per head.
 
@@ -90,7 +119,8 @@ def decayed_attention(
     """
     dtype = work_dtype(q, k, v, log_decay, state)
     inputs = (q, k, v, log_decay.expand(*v.shape[:2]))
-    out, emitted = scan(DECAYED, inputs, state.mT, ragged, out_shape=v.shape[1:], dtype=dtype)
+    kernel = Kernel(chunk=decayed_chunk, step=step, size=CHUNK)
+    out, emitted = scan(kernel, inputs, state.mT, ragged, out_shape=v.shape[1:], dtype=dtype)
     return out, emitted.mT
 
 
@@ -102,6 +132,7 @@ def feature_attention(
     ragged: Ragged,
     *,
     eps: float = 1e-6,
+    step: Step = decayed_step,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """``S = S + f(k) v^T; z = z + f(k); out = S^T f(q) / (z f(q) + eps)`` with the feature map f(x)
     = elu(x) + 1: plain linear attention.
@@ -128,7 +159,7 @@ def feature_attention(
 
     kernel = Kernel(
         chunk=lambda inputs, now: normalised(*decayed_chunk(features(inputs), now)),
-        step=lambda inputs, now: normalised(*decayed_step(features(inputs), now)),
+        step=lambda inputs, now: normalised(*step(features(inputs), now)),
         size=CHUNK,
     )
     whole = torch.cat([state[0].to(dtype).mT, state[1].to(dtype)[..., None, :]], dim=-2)

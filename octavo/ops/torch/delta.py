@@ -12,14 +12,38 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from octavo.kernels import recurrent
-from octavo.kernels.recurrent import Places
-from octavo.ops.linear import CHUNK, cumulative, pair_decay
-from octavo.ops.ragged import Inputs, Kernel, Ragged, scan, work_dtype
+from octavo.ops.ragged import Inputs, Kernel, Ragged, Step, scan, work_dtype
+from octavo.ops.states import State
+from octavo.ops.torch.linear import CHUNK, cumulative, pair_decay
+
+
+def delta_scan(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: State
+) -> Tensor:
+    """``DeltaScanOp``."""
+    return scanned(q, k, v, log_decay, beta, state, delta_step)
+
+
+def scanned(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: State, step: Step
+) -> Tensor:
+    """``delta_scan`` with another single step."""
+    before, ragged = state.before(), state.ragged
+    out, after = gated_delta(q, k, v, log_decay, beta, before, ragged, step=step)
+    state.store(after)
+    return out
 
 
 def gated_delta(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor, ragged: Ragged
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    beta: Tensor,
+    state: Tensor,
+    ragged: Ragged,
+    *,
+    step: Step | None = None,
 ) -> tuple[Tensor, Tensor]:
     """``S = exp(log_decay) S; S = S + k (beta (v - S^T k))^T; out = S^T q``.
 
@@ -29,18 +53,9 @@ def gated_delta(
     float64 where anything given is.
     """
     dtype = work_dtype(q, k, v, log_decay, beta, state)
-    return scan(
-        _KERNEL, (q, k, v, log_decay, beta), state, ragged, out_shape=v.shape[1:], dtype=dtype
-    )
-
-
-def gated_delta_in_pages(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, places: Places
-) -> Tensor:
-    """``gated_delta`` of one token per request, whose states stay in pages: out [n, H, Dv]."""
-    return recurrent.delta_step_in_pages(
-        q.float(), k.float(), v.float(), log_decay.float(), beta.float(), places
-    )
+    kernel = Kernel(chunk=_chunk, step=step or delta_step, size=CHUNK)
+    inputs = (q, k, v, log_decay, beta)
+    return scan(kernel, inputs, state, ragged, out_shape=v.shape[1:], dtype=dtype)
 
 
 def _chunk(inputs: Inputs, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -116,17 +131,12 @@ def _channel_scores(rows: Tensor, log_decay: Tensor) -> tuple[Tensor, Tensor, Te
     return scores[:, :tokens, :, :tokens], kept[:, :tokens], left[:, :tokens]
 
 
-def _step(inputs: Inputs, state: Tensor) -> tuple[Tensor, Tensor]:
+def delta_step(inputs: Inputs, state: Tensor) -> tuple[Tensor, Tensor]:
     """One token of each of n requests."""
     q, k, v, log_decay, beta = inputs
-    if recurrent.takes(state):
-        return recurrent.delta_step(q, k, v, log_decay, beta, state)
     share = v.shape[1] // k.shape[1]
     q, k = q.repeat_interleave(share, dim=1), k.repeat_interleave(share, dim=1)
     kept = state * log_decay.exp().view(*v.shape[:2], -1, 1)
     change = (v - (k[..., None, :] @ kept)[..., 0, :]) * beta[..., None]
     after = torch.addcmul(kept, k[..., None], change[..., None, :])
     return (q[..., None, :] @ after)[..., 0, :], after
-
-
-_KERNEL = Kernel(chunk=_chunk, step=_step, size=CHUNK)

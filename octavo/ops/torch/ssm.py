@@ -9,16 +9,38 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from octavo.kernels.recurrent import Places, decayed_step_in_pages
-from octavo.ops.linear import CHUNK, decayed_chunk, decayed_step, recur
-from octavo.ops.ragged import Inputs, Kernel, Ragged, scan, work_dtype
+from octavo.ops.ragged import Inputs, Kernel, Ragged, Step, scan, work_dtype
+from octavo.ops.states import State
+from octavo.ops.torch.linear import CHUNK, decayed_chunk, decayed_step, recur
 
 # Mamba-1 has no form in matrix products: a chunk holds the states after all its tokens, which
 # should fit a cache.
 _STATES = 16
 
 
-def selective_scan(
+def selective_scan(u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: State) -> Tensor:
+    """``SelectiveScanOp``."""
+    y, after = selective(u, dt, a, b, c, state.before(), state.ragged)
+    state.store(after)
+    return y
+
+
+def ssd_scan(
+    x: Tensor,
+    dt: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    state: State,
+    step: Step = decayed_step,
+) -> Tensor:
+    """``SsdScanOp``, possibly with another single step."""
+    y, after = state_space_duality(x, dt, a, b, c, state.before(), state.ragged, step=step)
+    state.store(after)
+    return y
+
+
+def selective(
     u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor, ragged: Ragged
 ) -> tuple[Tensor, Tensor]:
     """Mamba-1: ``h = exp(dt a) h + dt u b^T; y = h c``, with a decay per channel and state.
@@ -49,8 +71,16 @@ def selective_scan(
     return y, emitted.mT
 
 
-def ssd_scan(
-    x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor, ragged: Ragged
+def state_space_duality(
+    x: Tensor,
+    dt: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    state: Tensor,
+    ragged: Ragged,
+    *,
+    step: Step = decayed_step,
 ) -> tuple[Tensor, Tensor]:
     """Mamba-2: ``h = exp(dt a) h + dt x b^T; y = h c``, in the block form of SSD.
 
@@ -67,13 +97,7 @@ def ssd_scan(
 
     kernel = Kernel(
         chunk=lambda inputs, now: decayed_chunk(discretise(inputs), now),
-        step=lambda inputs, now: decayed_step(discretise(inputs), now),
+        step=lambda inputs, now: step(discretise(inputs), now),
         size=CHUNK,
     )
     return scan(kernel, (x, dt, b, c), state, ragged, out_shape=x.shape[1:], dtype=dtype)
-
-
-def ssd_in_pages(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, places: Places) -> Tensor:
-    """``ssd_scan`` of one token per request, whose states stay in pages: ``y`` [n, H, P]."""
-    x, dt = x.float(), dt.float()
-    return decayed_step_in_pages(c.float(), b.float(), x * dt[..., None], dt * a.float(), places)

@@ -7,12 +7,26 @@ before its first token.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from octavo.ops.ragged import Inputs, Kernel, Ragged, scan
+from octavo.ops.states import State
 
 _CHUNK = 1024
+
+
+def conv(x: Tensor, weight: Tensor, bias: Tensor | None, past: Sequence[State]) -> Tensor:
+    """``ConvOp``."""
+    before = [state.before() for state in past]
+    joined = torch.cat([one.flatten(1, -2) for one in before], dim=1)
+    y, kept = causal_conv(x, joined, weight, bias, past[0].ragged)
+    sizes = [one.shape[1:-1].numel() for one in before]
+    for state, part in zip(past, kept.split(sizes, dim=1), strict=True):
+        state.store(part)
+    return y
 
 
 def causal_conv(
