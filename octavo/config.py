@@ -79,7 +79,7 @@ class EngineConfig:
     eviction: which remembered prefixes go first, by the name of a policy
         (``octavo/cache/index/policy.py``).
     seed: of requests that bring none, so that equal ones get equal answers; None makes them differ
-        each time. plugins: modules, or their names, with further kinds and families.
+        each time. plugins: modules, or their names, with further kinds, families and backends.
     dump_dir: folder for what is left behind where the scheduler breaks; ``auto`` is octavo's own
         below the user's state folder, ``none`` leaves nothing.
     """

@@ -56,6 +56,9 @@ TORCH_FREE = frozenset(
         "models",
     }
 )
+BY_BACKEND = r"ops\.(torch|cpu|backends)\b|nn\.module$|runner\.sampler$"
+"""Modules that may know a backend: itself, those that fall back on it, and what is unbound."""
+
 KNOWS_KINDS = frozenset({"kinds", "models"})
 HEAVY = frozenset({"torch", "transformers", "safetensors", "gguf", "tokenizers", "huggingface_hub"})
 MUTABLE_CALLS = frozenset(
@@ -150,6 +153,10 @@ def check_imports(source: Source) -> Iterator[str]:
                 continue
             if RANK_OF[rest[0]] > RANK_OF[source.part]:
                 yield f"{line}: {source.module} must not import {module}: imports go downwards only"
+            if rest[0] == "kernels" and not re.match(r"kernels\b|ops\.cpu\b", source.module):
+                yield f"{line}: {source.module} must not import {module}: it is the CPU backend's"
+            if rest[:2] == ["ops", "torch"] and not re.match(BY_BACKEND, source.module):
+                yield f"{line}: {source.module} must not import {module}: compute with Ops"
         if source.torch_free and top in HEAVY:
             yield f"{line}: {source.module} belongs to the torch-free half and imports {module}"
     if source.part not in RANK_OF:
@@ -430,6 +437,9 @@ def test_checker_accepts_good_code() -> None:
         ("sched.scheduler", "import torch", "torch-free half"),
         ("kinds.sliding.spec", "from transformers import AutoConfig", "torch-free half"),
         ("elsewhere.x", "", "has no rank"),
+        ("nn.norm", "from octavo.kernels.pointwise import normed", "the CPU backend's"),
+        ("ops.states", "from octavo.kernels.recurrent import Places", "the CPU backend's"),
+        ("kinds.full.layer", "from octavo.ops.torch.attention import attend", "with Ops"),
         (
             "cache.manager",
             "def f(kind):\n    return kind.name == 'sliding'",

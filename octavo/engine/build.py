@@ -24,6 +24,7 @@ from octavo.engine.core import EngineCore
 from octavo.engine.recovery import Recovery
 from octavo.engine.source import ModelSource, dump_folder
 from octavo.nn.decoder import resolve
+from octavo.ops.backends import find_backends, ops_for
 from octavo.ops.codec import Entry
 from octavo.runner.gguf import GGUFModel
 from octavo.runner.runner import Runner
@@ -104,6 +105,7 @@ def build(config: EngineConfig, source: ModelSource, *, progress: Progress = no_
     # read.
     scheduler.cache.check_capacity(2)
     torch_dtype = getattr(torch, dtype)
+    ops = ops_for(device, torch_dtype, backends=find_backends(config.plugins))
     runner = Runner(
         spec=spec,
         family=checkpoint.family,
@@ -113,6 +115,7 @@ def build(config: EngineConfig, source: ModelSource, *, progress: Progress = no_
         device=device,
         # Of requests that nobody gave a seed.
         seed=secrets.randbits(63),
+        ops=ops,
     )
     return Built(
         core=EngineCore(scheduler, runner, recovery=Recovery(dumps=dump_folder(config.dump_dir))),

@@ -51,7 +51,7 @@ class LLM:
         saves much for its bytes, ``lru`` what was used last.
     seed: of requests that bring none, so that a call can be repeated with equal outputs; without it
         they differ each time.
-    plugins: modules, or their names, with further kinds and families.
+    plugins: modules, or their names, with further kinds, families and backends.
     dump_dir: folder for what is left behind where the scheduler breaks: ``auto`` is octavo's own
         below ``$XDG_STATE_HOME``, ``none`` leaves nothing.
     skip_tokenizer_init: prompts are token ids and outputs have no text.

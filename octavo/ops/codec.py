@@ -246,8 +246,13 @@ class Entry:
 
     def match(self, part: str, queries: Tensor) -> Tensor:
         """Vectors [..., elements] as they are to be multiplied with a decoded part."""
-        (piece,) = self.parts[part]
-        return queries if piece.coder is None else piece.coder.match(queries)
+        pieces = self.parts[part]
+        cut = queries.split([piece.size for piece in pieces], dim=-1)
+        made = [
+            some if piece.coder is None else piece.coder.match(some)
+            for piece, some in zip(pieces, cut, strict=True)
+        ]
+        return made[0] if len(made) == 1 else torch.cat(made, dim=-1)
 
 
 def _piece(field: Field, stream: Stream) -> Piece:

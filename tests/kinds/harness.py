@@ -23,7 +23,7 @@ from octavo.runner.arena import Arena
 from octavo.runner.batch import make_reads, make_step
 from octavo.sched.step import StepPlan
 from octavo.spec.kind import Kind, LayerSpec, ModelSpec
-from octavo.spec.stream import Stream
+from octavo.spec.stream import CacheDtypes, Stream
 from tests.runner.plans import Chunk, PlanMaker, hand_layout
 
 MIXER = "mixer"
@@ -31,7 +31,10 @@ MIXER = "mixer"
 
 def make_layer(kind: Kind, seed: int = 0) -> torch.nn.Module:
     """The kind's torch layer in float64 with random weights."""
-    layer = build_mixer(kind, torch.float64, "cpu")
+    with torch.random.fork_rng():
+        # Biases begin with what torch draws.
+        torch.manual_seed(seed)
+        layer = build_mixer(kind, torch.float64, "cpu")
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for _, weight in sorted(layer.named_parameters()):
@@ -44,7 +47,7 @@ def make_layer(kind: Kind, seed: int = 0) -> torch.nn.Module:
 @dataclass
 class Bench:
     """A one-layer model with its arena. blocks: block_tokens per group, in turn. ops: what views
-    read and store by.
+    read and store by. dtypes: what the cache keeps in.
     """
 
     kind: Kind
@@ -52,6 +55,7 @@ class Bench:
     requests: int
     shuffle: int = 0
     ops: Ops = TORCH
+    dtypes: CacheDtypes | str = "float32"
     layer: torch.nn.Module = field(init=False)
     arena: Arena = field(init=False)
     maker: PlanMaker = field(init=False)
@@ -63,7 +67,7 @@ class Bench:
             vocab_size=1,
             max_model_len=256,
         )
-        self.layout = hand_layout(spec, self.blocks)
+        self.layout = hand_layout(spec, self.blocks, dtype=self.dtypes)
         self.layer, self.arena = make_layer(self.kind), Arena(self.layout)
         self.maker = PlanMaker(self.layout, self.requests, shuffle=self.shuffle)
         self.arena.buffer.fill_(0xFF)
@@ -109,7 +113,7 @@ class Bench:
                     places = np.array(entries, dtype=np.int64)
                     pages = self._pages(number, request, places // slot.entries)
                     rows = torch.from_numpy(places % slot.entries)
-                    kept.append((view, pages, rows, view.data[pages, :, rows].clone()))
+                    kept.append((view, pages, rows, TORCH.gather(view.data, pages, rows)))
         self.arena.buffer.fill_(0xFF)
         for view, pages, rows, values in kept:
             TORCH.store([view.data], pages, rows, [values], torch.arange(len(rows)))

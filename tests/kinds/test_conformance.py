@@ -20,6 +20,7 @@ from torch import Tensor
 from octavo.base import UnsupportedError
 from octavo.kinds.full.spec import FullAttention
 from octavo.nn.decoder import build_mixer, resolve
+from octavo.ops.codec import Entry
 from octavo.runner.arena import Arena
 from octavo.spec.hf import find_families
 from octavo.spec.kind import Kind, LayerSpec, ModelSpec
@@ -97,6 +98,60 @@ def test_quantised_caches_are_no_larger_and_keep_what_they_keep(kind: Kind) -> N
         w.law.reads_before_writing or n.entry_bytes < w.entry_bytes
         for w, n in zip(wide, narrow, strict=True)
     )
+
+
+def can_be_filled(kind: Kind) -> bool:
+    """Whether the kind quantises anything, and in dtypes that it has a codec for."""
+    try:
+        entries = [Entry(stream) for stream in kind.streams(QUANTISED)]
+    except UnsupportedError:
+        return False
+    return not all(entry.plain for entry in entries)
+
+
+every_quantised_example = pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(*example.values, id=example.id)
+        for example in EXAMPLES
+        if example.values[0].layer is not None and can_be_filled(example.values[0])
+    ],
+)
+
+
+@every_quantised_example
+def test_encoding_what_was_decoded_changes_nothing(kind: Kind) -> None:
+    """Else what is read twice, from pages and as the step's own, would be two things."""
+    generator = torch.Generator().manual_seed(0)
+    for stream in kind.streams(QUANTISED):
+        entry, headed = Entry(stream), {f.shape[0] for f in stream.fields if f.shard == "heads"}
+        sizes = {part: sum(piece.size for piece in pieces) for part, pieces in entry.parts.items()}
+        given = {
+            part: torch.randn(9, *headed, size, generator=generator)
+            * torch.exp(3 * torch.randn(9, *headed, 1, generator=generator))
+            for part, size in sizes.items()
+        }
+        stored = entry.encode(given)
+        back = entry.decode(stored, torch.float32)
+        # What is kept rotated is rotated back.
+        again = entry.encode({part: entry.match(part, kept) for part, kept in back.items()})
+        assert stored.keys() == again.keys() == {field.name for field in stream.fields}
+        for name, kept in stored.items():
+            assert torch.equal(kept.view(torch.uint8), again[name].view(torch.uint8)), name
+
+
+@every_quantised_example
+def test_quantised_any_chunking_gives_the_same(kind: Kind) -> None:
+    """The codec says what is computed, and not how the work is cut; and it stays near."""
+    stride, outs = streams_stride(kind), []
+    for cut in (LENGTH, 1, 7):
+        bench = Bench(kind, (stride * 3, stride * 2), requests=1, shuffle=cut, dtypes=QUANTISED)
+        hidden = hidden_of(bench.layer, LENGTH, 5)
+        outs.append(torch.cat([bench.run([(0, part)])[0] for part in hidden.split(cut)]))
+        torch.testing.assert_close(outs[-1], outs[0], rtol=1e-9, atol=1e-9)
+    wanted = oracle(kind, bench.layer, hidden)
+    error = (outs[0] - wanted).norm() / wanted.norm()
+    assert 1e-6 < error < 0.5
 
 
 @every_example

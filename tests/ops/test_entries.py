@@ -12,11 +12,9 @@ from torch import Tensor
 
 from octavo.kinds.dsa.spec import SparseLatent
 from octavo.kinds.mla.spec import MultiHeadLatent
-from octavo.runner.arena import Arena
-from octavo.spec.kind import Kind, LayerSpec, ModelSpec
+from octavo.spec.kind import Kind
 from octavo.spec.stream import CacheDtypes
-from tests.kinds.harness import MIXER, Bench
-from tests.runner.plans import PlanMaker, hand_layout
+from tests.kinds.harness import Bench
 
 LENGTH = 45
 SPARSE = replace(SparseLatent.examples()[0], index_topk=40)
@@ -31,16 +29,7 @@ def computed(kind: Kind, dtypes: CacheDtypes, hidden: Tensor, chunk: int) -> Ten
     """The layer's output in chunks over a cache in these dtypes, whose bytes are NaN where nothing
     is stored.
     """
-    # Biases begin with what torch draws.
-    torch.manual_seed(0)
-    bench = Bench(kind, (4,), requests=1)
-    layers = (LayerSpec(index=0, mixers=((MIXER, kind),)),)
-    spec = ModelSpec(family="bench", layers=layers, vocab_size=1, max_model_len=256)
-    bench.layout = hand_layout(spec, (4,), dtype=dtypes)  # type: ignore[arg-type]
-    bench.arena, bench.maker = Arena(bench.layout), PlanMaker(bench.layout, 1, shuffle=1)
-    bench.arena.buffer.fill_(0xFF)
-    # Bytes nobody has written stay NaN; those of this request all lie before the token computed.
-    bench.poison = lambda: None  # type: ignore[method-assign]
+    bench = Bench(kind, (4,), requests=1, shuffle=1, dtypes=dtypes)
     return torch.cat([bench.run([(0, part)])[0] for part in hidden.split(chunk)])
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -31,6 +32,8 @@ from octavo.cache.layout import (
     solve_layout,
 )
 from octavo.nn.decoder import Decoder, resolve
+from octavo.nn.step import Step
+from octavo.ops.codec import Entry
 from octavo.sched.request import Request
 from octavo.sched.scheduler import Scheduler
 from octavo.sched.step import StepResult
@@ -41,6 +44,7 @@ from octavo.sim.world import World, make_scheduler
 from octavo.spec.group import make_groups
 from octavo.spec.hf import find_families, read_spec
 from octavo.spec.kind import ModelSpec
+from octavo.spec.stream import FP8, CacheDtypes
 from tests.plugins import tiny_echo
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -86,13 +90,13 @@ def decoder() -> Decoder:
 
 
 @torch.no_grad()
-def dense_logits(ids: list[int]) -> torch.Tensor:
+def dense_logits(ids: list[int], model: Decoder | None = None) -> torch.Tensor:
     """[len(ids), vocab] from the kinds' references over the whole sequence: no cache, no pages, no
     engine.
     """
-    model = decoder()
+    model = decoder() if model is None else model
     hidden = model.model.embed_tokens(torch.tensor(ids))
-    for block, layer in zip(model.model.layers, model_spec().layers, strict=True):
+    for block, layer in zip(model.model.layers, model_spec().layers, strict=False):
         ((mixer, kind),) = layer.mixers
         hidden = hidden + resolve(kind.reference)(
             getattr(block, mixer), block.input_layernorm(hidden)
@@ -212,6 +216,70 @@ def test_preempted(engine: Callable[..., LLM], caching: bool) -> None:
     llm = engine(kv_memory=int(alone.cache_report.peak_bytes * 1.5), enable_prefix_caching=caching)
     generate(llm, prompts())
     assert llm.core.scheduler.num_preemptions > 0
+
+
+# -- in eight bits ---------------------------------------------------------------------------------
+
+ECHOES = ["echo_attention"] * 3
+
+
+@cache
+@torch.no_grad()
+def quantised_decoder() -> Decoder:
+    """A model of echo layers alone whose keys and values pass through the kind's codec."""
+    spec = model_spec(layer_types=ECHOES)
+    model = Decoder(spec, dtype=torch.float32, device="cpu")
+    model.load_state_dict(
+        {name: weight for name, weight in decoder().state_dict().items() if "layers.3" not in name}
+    )
+    for layer, block in zip(spec.layers, model.model.layers, strict=True):
+        ((_, kind),) = layer.mixers
+        entry, made = Entry(kind.streams(CacheDtypes(kv=FP8))[0]), block.self_attn.keys_values
+
+        def passed(
+            hidden: torch.Tensor, step: Step, entry: Entry = entry, made: Any = made
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            k, v = made(hidden, step)
+            kept = entry.decode(entry.encode({"k": k, "v": v}), torch.float32)
+            return kept["k"], kept["v"]
+
+        block.self_attn.keys_values = passed
+    return model
+
+
+@pytest.mark.parametrize("budget", [1, 19, 2048])
+def test_quantised_entries_of_its_own(tmp_path: Path, budget: int) -> None:
+    """Greedy output, in chunks and from prefix hits, is that of a dense computation whose keys and
+    values passed through the codec; a token costs what the kind says.
+    """
+    config = {**dict(CONFIG), "layer_types": ECHOES}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    weights = {name: weight.data for name, weight in quantised_decoder().named_parameters()}
+    save_file(weights, tmp_path / "model.safetensors")
+    llm = LLM(
+        tmp_path,
+        dtype="float32",
+        kv_cache_dtype="fp8",
+        kv_memory="4MiB",
+        max_model_len=256,
+        max_num_batched_tokens=budget,
+        device="cpu",
+        skip_tokenizer_init=True,
+        plugins=[tiny_echo],
+    )
+    ((member, *_),) = (group.group.members for group in llm.core.scheduler.cache.layout.groups)
+    assert member.stream.entry_bytes == 2 * 2 * (16 + 4)
+    some = prompts()[2:6]
+    for _ in range(2):
+        outputs = llm.generate(list(some), GREEDY, progress=False)
+        for prompt, output in zip(some, outputs, strict=True):
+            made = output.outputs[0].token_ids
+            best = dense_logits([*prompt, *made], quantised_decoder())[len(prompt) - 1 : -1].topk(2)
+            assert (best.values[:, 0] - best.values[:, 1]).min() > TIE
+            assert list(made) == best.indices[:, 0].tolist()
+    assert all(
+        output.num_cached_tokens > 0 for output in outputs if len(output.prompt_token_ids) > 16
+    )
 
 
 # -- planner ---------------------------------------------------------------------------------------
@@ -354,8 +422,13 @@ def test_without_the_plugin_the_model_is_unknown() -> None:
         read_spec(dict(CONFIG))
 
 
+def lines(text: str) -> str:
+    """Without indentation, which a formatter of documents takes away, and blank lines."""
+    return "\n".join(line.strip() for line in text.splitlines() if line.strip())
+
+
 def test_the_walk_through_shows_the_real_files() -> None:
-    """Every Python block of the document stands word for word in the file named last before it."""
+    """Every Python block of the document stands line by line in the file named last before it."""
     text = (ROOT / "docs/adding-a-kind.md").read_text(encoding="utf-8")
     shown, file = set(), ""
     for name, block in re.findall(
@@ -364,7 +437,7 @@ def test_the_walk_through_shows_the_real_files() -> None:
         if name:
             file = name
         else:
-            assert block in (ROOT / file).read_text(encoding="utf-8"), (
+            assert lines(block) in lines((ROOT / file).read_text(encoding="utf-8")), (
                 f"{file} does not contain:\n{block}"
             )
             shown.add(file.rpartition("/")[2])

@@ -19,13 +19,18 @@ from octavo.sched.sampling import SamplingParams
 from octavo.sched.step import GroupStep, StepPlan
 from octavo.spec.group import make_groups
 from octavo.spec.kind import ModelSpec
+from octavo.spec.stream import CacheDtypes
 
 UNIT = 256
 GREEDY = SamplingParams(temperature=0)
 
 
 def hand_layout(
-    spec: ModelSpec, block_tokens: Sequence[int], *, dtype: str = "float32", num_pages: int = 256
+    spec: ModelSpec,
+    block_tokens: Sequence[int],
+    *,
+    dtype: CacheDtypes | str = "float32",
+    num_pages: int = 256,
 ) -> CacheLayout:
     """A layout with ``block_tokens[g % len]`` per group, rounded up to whole entries, and
     ``num_pages`` pages of each.

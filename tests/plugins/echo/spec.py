@@ -7,12 +7,27 @@ from typing import ClassVar, Self
 
 from octavo.base import UnsupportedError
 from octavo.spec.attention import AttentionParams, kv_stream, read_attention
+from octavo.spec.codec import Codec
 from octavo.spec.kind import Config, Kind
 from octavo.spec.law import SinkWindow
 from octavo.spec.rope import RopeParams
-from octavo.spec.stream import CacheDtypes, Stream
+from octavo.spec.stream import FP8, CacheDtypes, Field, Stream
 
 LAYER_TYPE = "echo_attention"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Levels(Codec):
+    """Numbers as steps of one size for each head of an entry. step: the field that keeps sizes."""
+
+    coder: ClassVar[str] = "tests.plugins.echo.codec:LevelsCoder"
+
+    step: str
+
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """The sizes of steps."""
+        return (self.step,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,10 +59,23 @@ class Echo(Kind):
         return cls(attention=attention, sinks=config["echo_sinks"], window=config["echo_window"])
 
     def streams(self, dtypes: CacheDtypes) -> tuple[Stream, ...]:
-        """One stream ``kv`` of fields k and v: the opening for ever, the rest as long as the window
+        """One stream ``kv``, keys and values: the opening for ever, the rest as long as the window
         reaches.
         """
-        return (kv_stream(self.attention, SinkWindow(self.sinks, self.window), dtypes),)
+        law = SinkWindow(self.sinks, self.window)
+        if dtypes.kv != FP8:
+            return (kv_stream(self.attention, law, dtypes),)
+        return (Stream(name="kv", law=law, fields=(*self._bytes("k"), *self._bytes("v"))),)
+
+    def _bytes(self, part: str) -> tuple[Field, Field]:
+        """A part in eight bits per number, and the size of a step for each head."""
+        heads, step = self.attention.num_kv_heads, f"{part}_step"
+        shape = (heads, self.attention.head_dim)
+        codec = Levels(step=step)
+        return (
+            Field(name=part, shape=shape, dtype="uint8", shard="heads", codec=codec),
+            Field(name=step, shape=(heads, 1), dtype="float32", shard="heads"),
+        )
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:
