@@ -138,8 +138,11 @@ class ScaledCoder(Coder):
         (scales,) = (one for one in stream.fields if one.name == codec.scale)
         self.scaled = codec.scale, codec.block
         self._scales = getattr(torch, scales.dtype), scales.shape[-1]
-        if codec.turned:
-            _check_rotation(self.size)
+        if codec.turned and not _is_power(self.size):
+            raise UnsupportedError(
+                f"{stream.name} keys of {self.size} elements, not a power of two, cannot be rotated"
+                " as their quantised form asks"
+            )
 
     @property
     def size(self) -> int:
@@ -264,11 +267,11 @@ def hadamard(values: Tensor) -> Tensor:
     """[..., n] -> the same shape and dtype, times the n x n Hadamard matrix / sqrt(n)
     (Sylvester's): its own inverse.
 
-    It spreads outliers over all elements, and dot products of what is rotated alike stay. Raises
-    UnsupportedError where n is no power of two.
+    It spreads outliers over all elements, and dot products of what is rotated alike stay. n is a
+    power of two.
     """
     size = values.shape[-1]
-    _check_rotation(size)
+    assert _is_power(size), f"{size} is no power of two"
     turned, width = values.float(), 1
     while width < size:
         even, odd = turned.unflatten(-1, (-1, 2, width)).unbind(-2)
@@ -276,11 +279,8 @@ def hadamard(values: Tensor) -> Tensor:
     return (turned / size**0.5).to(values.dtype)
 
 
-def _check_rotation(size: int) -> None:
-    if size < 1 or size & (size - 1):
-        raise UnsupportedError(
-            f"{size} elements are not a power of two; what is quantised of them cannot be rotated"
-        )
+def _is_power(size: int) -> bool:
+    return size > 0 and not size & (size - 1)
 
 
 def _blocks(values: Tensor, block: int) -> Tensor:

@@ -97,7 +97,7 @@ def test_keys_and_values_per_head_have_no_scales(root: Path) -> None:
 def test_keys_that_cannot_be_rotated_are_named(root: Path) -> None:
     with pytest.raises(
         UnsupportedError,
-        match=r"indexer_cache_dtype fp4: layer 0 \(dsa\): index_head_dim 24 is not a power of two",
+        match=r"indexer_cache_dtype fp4: layer 0 \(dsa\): index keys of 24 elements, not a power",
     ):
         engine(root, "deepseek_v32_narrow", indexer_cache_dtype="fp4")
 

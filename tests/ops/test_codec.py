@@ -400,5 +400,5 @@ def test_scores_survive_the_rotation_of_both_sides() -> None:
 
 
 def test_sizes_that_cannot_be_rotated_are_named() -> None:
-    with pytest.raises(UnsupportedError, match="96 elements are not a power of two"):
+    with pytest.raises(UnsupportedError, match="index keys of 96 elements, not a power of two"):
         encode({"key": torch.zeros(96)}, index_stream(96, CacheDtypes(indexer=FP8)))
