@@ -111,6 +111,18 @@ class Returns:
         bucket = bisect_right(BOUNDS, age)
         return BOUNDS[bucket] if bucket < len(BOUNDS) else None
 
+    def counts(self, now: int) -> tuple[np.ndarray, np.ndarray]:
+        """Time spent, and returns, by grade and bucket [GRADES, buckets], up to ``now``."""
+        self._settle(now)
+        # Of those that are still there, the time since each came to its bucket.
+        spent = self._spent + self._there * (now - _STARTS) - self._began
+        return spent, self._returned.copy()
+
+    @property
+    def capacity(self) -> int:
+        """Lives that there is room for."""
+        return len(self._start)
+
     # -- events ------------------------------------------------------------------------------------
 
     def begin(self, key: bytes, grade: int, now: int) -> None:
@@ -207,11 +219,10 @@ class Returns:
 
     def _learn(self, now: int) -> None:
         """Make worths anew."""
-        self._settle(now)
-        spent = self._spent + self._there * (now - _STARTS) - self._began
+        spent, returned = self.counts(now)
         middle = _STARTS + _WIDTHS / 2
         assumed = _ASSUMED * np.arange(1, GRADES + 1)[:, None] / middle
-        rate = (self._returned + _DOUBT) / (spent + _DOUBT / assumed)
+        rate = (returned + _DOUBT) / (spent + _DOUBT / assumed)
         left = np.ones((GRADES, _BUCKETS + 1))
         left[:, 1:] = np.exp(-np.cumsum(rate * _WIDTHS, axis=1))
         kept = np.zeros_like(left)

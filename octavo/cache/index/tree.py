@@ -83,8 +83,8 @@ class PrefixIndex:
     """Tree of hash units with the pages that hold them.
 
     lanes: what is to be known of every lane. unit_tokens: tokens of a hash unit. max_nodes,
-    max_ghosts, max_lives: bounds on bookkeeping, not on bytes. first_size: nodes there is room for at first;
-    it doubles.
+    max_ghosts, max_lives: bounds on bookkeeping, not on bytes. first_size: nodes there is room for
+    at first; it doubles. returns: attribute, what has been learned of when prefixes come back.
     on_evict: attribute, None at first; is told the key of every node that is let go, in that order,
     a node after its children.
     """
