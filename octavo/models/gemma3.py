@@ -25,6 +25,7 @@ from octavo.models.common import (
 from octavo.models.weights import biased, dense, head_norms
 from octavo.spec.family import Family, GGUFRules
 from octavo.spec.kind import Config, count
+from octavo.spec.rope import LIMIT_IS_SCALED
 
 DEFAULTS: Final = {
     "vocab_size": 262208,
@@ -61,6 +62,7 @@ def normalize(config: Config) -> Config:
             for index in range(count(full, "num_hidden_layers"))
         ]
     full["rope_parameters"] = rope_by_type(config, far=1e6, near=1e4)
+    full[LIMIT_IS_SCALED] = True
     return full
 
 

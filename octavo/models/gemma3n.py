@@ -24,6 +24,7 @@ from octavo.models.weights import embeddings, gated_mlp
 from octavo.spec.family import Family
 from octavo.spec.kind import Config, LayerSpec, count
 from octavo.spec.per_layer import AltUpOptions
+from octavo.spec.rope import LIMIT_IS_SCALED
 
 DEFAULTS: Final = {
     "vocab_size": 262400,
@@ -57,6 +58,7 @@ def normalize(config: Config) -> Config:
     full = {**DEFAULTS, **config, "qk_norm": "wide", "query_pre_attn_scalar": 1}
     full["layer_types"] = config.get("layer_types") or every(full, 5, FULL, SLIDING)
     full["rope_parameters"] = rope_by_type(config, far=1e6, near=1e4)
+    full[LIMIT_IS_SCALED] = True
     return full
 
 

@@ -25,6 +25,7 @@ from octavo.spec.family import Family
 from octavo.spec.kind import Config, LayerSpec, count
 from octavo.spec.moe import MoEOptions
 from octavo.spec.per_layer import PerLayerOptions
+from octavo.spec.rope import LIMIT_IS_SCALED
 
 DEFAULTS: Final = {
     "vocab_size": 262144,
@@ -64,6 +65,7 @@ def normalize(config: Config) -> Config:
     full["layer_types"] = [FULL if index == last else name for index, name in enumerate(types)]
     given = {} if config.get("rope_parameters") else {"rope_parameters": {FULL: FAR}}
     full["rope_parameters"] = rope_by_type({**config, **given}, far=1e6, near=1e4)
+    full[LIMIT_IS_SCALED] = True
     return full
 
 

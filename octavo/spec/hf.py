@@ -19,6 +19,7 @@ from typing import Any
 from octavo.base import ConfigError, UnsupportedError
 from octavo.spec.family import Families, Family
 from octavo.spec.kind import PLANNING, Config, Kind, ModelSpec, count
+from octavo.spec.rope import longest_sequence
 
 PLUGIN_GROUP = "octavo.plugins"
 """Entry point group. A plugin is a module with ``FAMILIES`` (tuple of Family) and ``KINDS`` (tuple
@@ -118,7 +119,7 @@ def read_spec(
         family=family.name,
         layers=family.layers(normal),
         vocab_size=count(normal, "vocab_size"),
-        max_model_len=count(normal, "max_position_embeddings"),
+        max_model_len=longest_sequence(text, normal),
         hash_unit=family.hash_unit(normal),
         options={} if planning else dict(family.options(normal)),
         assumed={

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any, Final
 
 from octavo.base import UnsupportedError
-from octavo.spec.kind import Config
+from octavo.spec.kind import Config, count
 
 NEEDED: Final = {
     "default": (),
@@ -22,6 +23,8 @@ NEEDED: Final = {
     "yarn": ("factor", "original_max_position_embeddings"),
 }
 """Keys that each supported ``rope_type`` cannot do without."""
+
+ORIGINAL: Final = "original_max_position_embeddings"
 
 _KNOWN: Final = {
     "rope_type",
@@ -75,6 +78,43 @@ class RopeParams:
             if self.rope_type == "proportional"
             else int(head_dim * self.partial_rotary_factor)
         )
+
+
+LIMIT_IS_SCALED: Final = "limit_is_scaled"
+"""Key of a normalized config whose ``max_position_embeddings`` counts what its scaling adds."""
+
+
+def longest_sequence(given: Config, normal: Config) -> int:
+    """Tokens of the longest sequence that a config describes. given: as the file has it. normal: as
+    the family reads it.
+
+    ``max_position_embeddings`` is what the model was trained with, or what its scaling makes of
+    that. YaRN names the former beside it, so the larger of the two is meant, and model cards add
+    YaRN without touching the limit. For linear and dynamic scaling Transformers asks to leave the
+    limit alone: the factor counts. The other scalings (llama3, longrope) come with a limit that
+    has them in it.
+    """
+    limit = count(normal, "max_position_embeddings")
+    for scaling in _scalings(given):
+        rope_type, factor = scaling.get("rope_type", scaling.get("type")), scaling.get("factor")
+        if not isinstance(factor, int | float) or not 1 <= factor < inf:
+            continue
+        trained = scaling.get("original_max_position_embeddings")
+        if rope_type == "yarn" or (rope_type in ("linear", "dynamic") and trained is not None):
+            trained = limit if trained is None else count(scaling, ORIGINAL)
+            limit = max(limit, int(trained * factor))
+        elif rope_type in ("linear", "dynamic") and not normal.get(LIMIT_IS_SCALED):
+            limit = int(limit * factor)
+    return limit
+
+
+def _scalings(given: Config) -> list[Mapping[str, Any]]:
+    """What a config scales rotary frequencies by: one for all layers, or those of layer types."""
+    said = given.get("rope_parameters") or given.get("rope_scaling")
+    if not isinstance(said, Mapping):
+        return []
+    inner = [each for each in said.values() if isinstance(each, Mapping)]
+    return inner if inner and not {"rope_type", "type"} & set(said) else [said]
 
 
 def read_rope(
