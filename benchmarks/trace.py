@@ -25,9 +25,10 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from octavo.cache.index.policy import DEFAULT_POLICY
 from octavo.sim.generate import load_trace
 from octavo.sim.traces import align
-from octavo.sim.traffic import POLICIES, Load, layout_for, send
+from octavo.sim.traffic import Load, layout_for, send
 from octavo.spec.stream import CacheDtypes
 
 
@@ -196,7 +197,7 @@ def main(
         )
         for name in model or MODELS
         for size in gib or (20, 80)
-        for policy in eviction or POLICIES[:1]
+        for policy in eviction or (DEFAULT_POLICY,)
     ]
     console = Console(stderr=True)
     results = []
