@@ -21,7 +21,7 @@ PACKAGE = ROOT / "octavo"
 # A package may import from its own rank or a lower one.
 RANKS = (
     ("base", "events"),
-    ("config",),
+    ("config", "arguments"),
     ("spec",),
     ("memory",),
     ("cache",),
@@ -47,6 +47,7 @@ TORCH_FREE = frozenset(
         "base",
         "events",
         "config",
+        "arguments",
         "spec",
         "memory",
         "cache",

@@ -21,6 +21,7 @@ from math import inf
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol, Self, TypedDict, TypeVar, Unpack
 
+from octavo import arguments
 from octavo.base import ConfigError, OctavoError
 from octavo.engine import insight
 from octavo.engine.core import TokenEvent
@@ -244,7 +245,7 @@ class AsyncLLM:
         QueueFullError where too many wait; at any step StepFailedError, RequestFailedError,
         InvalidNumbersError, EngineClosedError and EngineDeadError.
         """
-        async with self._session(prompt, params or SamplingParams(), options) as session:
+        async with self._session(prompt, params, options) as session:
             finished = False
             while not finished:
                 delta = await session.next()
@@ -258,7 +259,7 @@ class AsyncLLM:
         **options: Unpack[RequestOptions],
     ) -> RequestOutput:
         """Continue one prompt and return everything at its end. Raises what ``stream`` raises."""
-        async with self._session(prompt, params or SamplingParams(), options) as session:
+        async with self._session(prompt, params, options) as session:
             while not (await session.next()).finished:
                 pass
             return session.live.output()
@@ -306,15 +307,19 @@ class AsyncLLM:
 
     @asynccontextmanager
     async def _session(
-        self, prompt: Prompt, params: SamplingParams, options: RequestOptions
+        self, prompt: Prompt, given: SamplingParams | None, options: RequestOptions
     ) -> AsyncIterator[_Session]:
         began, place = time.monotonic(), object()
+        params = SamplingParams() if given is None else given
+        if not isinstance(params, SamplingParams):
+            raise ConfigError(f"params must be SamplingParams, not {arguments.shown(params)}")
         self._refuse_unless_open(params.n)
         self._places[place] = params.n
         try:
+            name = options.get("request_id")
             named: RequestOptions = {
                 **options,
-                "request_id": options.get("request_id") or str(next(self._ids)),
+                "request_id": str(next(self._ids)) if name is None else name,
             }
             make = partial(self._llm.prompts.make, prompt, params, **named)
             live = await asyncio.get_running_loop().run_in_executor(self._encoder, make)

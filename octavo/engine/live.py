@@ -8,9 +8,11 @@ texts). Knows no thread and no clock.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
+from octavo import arguments
 from octavo.base import ConfigError, OctavoError
 from octavo.engine.core import EngineCore, TokenEvent
 from octavo.engine.outputs import CompletionDelta, CompletionOutput, RequestDelta, RequestOutput
@@ -22,6 +24,10 @@ from octavo.sched.step import TokenLogprobs
 
 Prompt = str | Sequence[int] | Mapping[str, Sequence[int]]
 """A text, token ids, or ``{"prompt_token_ids": ids}``."""
+
+
+LARGEST = 2**62
+"""Bound on numbers that only have an order or a place."""
 
 
 class Prompts:
@@ -58,10 +64,17 @@ class Prompts:
         number: which of the prompts of one call it is; they draw from different sequences of the
         engine's seed. shown: special tokens that are part of the text.
         """
+        if not isinstance(params, SamplingParams):
+            raise ConfigError(f"params must be SamplingParams, not {arguments.shown(params)}")
+        name = arguments.text("request_id", request_id)
+        if not name:
+            raise ConfigError("request_id must not be empty; leave it out to have one made")
         text, ids = self._tokens(prompt)
         self._check_ids("prompt", ids)
         self._check_ids("logit_bias", params.logit_bias)
         self._check_ids("stop_token_ids", params.stop_token_ids)
+        special = frozenset(arguments.wholes("shown", shown, "token ids"))
+        self._check_ids("shown", special)
         if params.stop and self._tokenizer is None:
             raise ConfigError(
                 "stop strings need the tokenizer; leave skip_tokenizer_init off, or use"
@@ -69,24 +82,27 @@ class Prompts:
             )
         wanted = params.structured_outputs
         request = Request(
-            request_id=request_id,
+            request_id=name,
             prompt_token_ids=ids,
-            params=self._seeded(params, number),
+            params=self._seeded(params, arguments.whole("number", number)),
             eos_token_ids=self._eos,
-            priority=priority,
-            cache_salt=cache_salt,
-            marks=tuple(marks),
+            priority=_limited("priority", priority, -LARGEST),
+            cache_salt=arguments.text("cache_salt", cache_salt),
+            marks=tuple(
+                _limited("marks", mark, 0)
+                for mark in arguments.wholes("marks", marks, "numbers of prompt tokens")
+            ),
             constraint=None if wanted is None else self._grammars.constraint(wanted),
         )
         tokenizer = self._tokenizer
-        return Live(request, text, None if tokenizer is None else tokenizer.showing(shown))
+        return Live(request, text, None if tokenizer is None else tokenizer.showing(special))
 
     def _seeded(self, params: SamplingParams, number: int) -> SamplingParams:
         if params.seed is not None or self._seed is None:
             return params
         return replace(params, seed=nth_seed(self._seed, number))
 
-    def _check_ids(self, name: str, ids: Sequence[int] | Mapping[int, float]) -> None:
+    def _check_ids(self, name: str, ids: Iterable[int]) -> None:
         wrong = [token for token in ids if not 0 <= token < self._vocab]
         if wrong:
             raise ConfigError(
@@ -100,15 +116,23 @@ class Prompts:
                     "a text prompt needs the tokenizer; leave skip_tokenizer_init off, or give"
                     " token ids"
                 )
-            return prompt, self._tokenizer.encode(prompt)
+            return prompt, self._tokenizer.encode(arguments.text("prompt", prompt))
         if isinstance(prompt, Mapping):
             if "prompt_token_ids" not in prompt:
                 raise ConfigError(
                     "a prompt given as a mapping needs prompt_token_ids, not"
                     f" {', '.join(map(str, prompt)) or 'nothing'}"
                 )
-            return None, [int(token) for token in prompt["prompt_token_ids"]]
-        return None, [int(token) for token in prompt]
+            prompt = prompt["prompt_token_ids"]
+        return None, arguments.wholes("prompt", prompt, "token ids")
+
+
+def _limited(name: str, value: Any, least: int) -> int:
+    """A whole number that numpy can count with."""
+    found = arguments.whole(name, value)
+    if not least <= found <= LARGEST:
+        raise ConfigError(f"{name} must be in [{least}, {LARGEST}], not {arguments.shown(found)}")
+    return found
 
 
 def nth_seed(seed: int, number: int) -> int:

@@ -17,6 +17,7 @@ from types import ModuleType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from octavo import arguments
 from octavo.base import ConfigError
 from octavo.config import EngineConfig, parse_size
 from octavo.engine.build import build
@@ -164,7 +165,7 @@ class LLM:
         if params is None or isinstance(params, SamplingParams):
             each = [params or SamplingParams()] * len(many)
         else:
-            each = list(params)
+            each = arguments.many("params", params, "SamplingParams")
             if len(each) != len(many):
                 raise ConfigError(
                     f"there are {len(many)} prompts and {len(each)} params; give one for all or one"
@@ -215,16 +216,16 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or many, as many."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
-    many = list(prompts)
+    many = arguments.many("prompts", prompts, "prompts")
     if many and all(isinstance(item, int) for item in many):
-        return [many]  # type: ignore[list-item]
+        return [many]
     for index, prompt in enumerate(many):
         if isinstance(prompt, int):
             raise ConfigError(
                 f"prompt {index} is a number among prompts; a prompt is a text or a list of"
                 " token ids"
             )
-    return many  # type: ignore[return-value]
+    return many
 
 
 @contextmanager

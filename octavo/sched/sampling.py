@@ -9,12 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, isfinite
+from typing import Any
 
+from octavo import arguments
 from octavo.base import ConfigError
 from octavo.sched.structured import StructuredOutputs
 
 NUM_LOGPROBS = 20
 """Most alternatives reported for a token, as in the OpenAI API."""
+
+
+MAX_N = 1 << 14
+"""Most continuations of one prompt."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,16 +68,11 @@ class SamplingParams:
     structured_outputs: StructuredOutputs | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-        )
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        object.__setattr__(
-            self, "logit_bias", {int(token): float(bias) for token, bias in self.logit_bias.items()}
-        )
+        for name, value in self._typed().items():
+            object.__setattr__(self, name, value)
         if self.seed == -1:
             object.__setattr__(self, "seed", None)
-        _check(self.n >= 1, f"n must be at least 1, not {self.n}")
+        _check(1 <= self.n <= MAX_N, f"n must be in [1, {MAX_N:,}], not {self.n}")
         _check(
             isfinite(self.temperature) and self.temperature >= 0,
             f"temperature must be at least 0, not {self.temperature}",
@@ -117,6 +118,30 @@ class SamplingParams:
             "ignore_eos cannot be true where the output has a structure, which says where it ends",
         )
 
+    def _typed(self) -> dict[str, Any]:
+        """Every field as its own type says. Raises ConfigError for one that is of another."""
+        typed: dict[str, Any] = {}
+        for name in ("n", "top_k", "min_tokens"):
+            typed[name] = arguments.whole(name, getattr(self, name))
+        for name in ("seed", "max_tokens", "logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            typed[name] = None if value is None else arguments.whole(name, value)
+        for name in _NUMBERS:
+            typed[name] = arguments.number(name, getattr(self, name))
+        typed["ignore_eos"] = arguments.flag("ignore_eos", self.ignore_eos)
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop
+        stop = [] if stop is None else arguments.many("stop", stop, "texts")
+        typed["stop"] = tuple(arguments.text("stop", one) for one in stop)
+        ends = () if self.stop_token_ids is None else self.stop_token_ids
+        typed["stop_token_ids"] = tuple(arguments.wholes("stop_token_ids", ends, "token ids"))
+        typed["logit_bias"] = _biases(self.logit_bias)
+        wanted = self.structured_outputs
+        _check(
+            wanted is None or isinstance(wanted, StructuredOutputs),
+            f"structured_outputs must be StructuredOutputs, not {arguments.shown(wanted)}",
+        )
+        return typed
+
     @property
     def greedy(self) -> bool:
         """True where the most likely token is always taken."""
@@ -133,6 +158,32 @@ class SamplingParams:
     def penalized(self) -> bool:
         """True where earlier tokens change the logits of the next."""
         return bool(self.repetition_penalty != 1 or self.presence_penalty or self.frequency_penalty)
+
+
+_NUMBERS = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
+
+
+def _biases(given: Any) -> dict[int, float]:
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise ConfigError(
+            f"logit_bias must map token ids to numbers, not be {arguments.shown(given)}"
+        )
+    found = {}
+    for token, bias in given.items():
+        # As clients of the OpenAI API write them: the keys of a JSON object are texts.
+        written = isinstance(token, str) and token.isascii() and token.isdecimal()
+        key = int(token) if written and len(token) < 20 else arguments.whole("logit_bias", token)
+        found[key] = arguments.number("logit_bias", bias)
+    return found
 
 
 def _check(good: bool, message: str) -> None:
